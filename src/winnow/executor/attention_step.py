@@ -22,7 +22,7 @@ from winnow.executor.occupants import Occupants
 
 @dataclass(frozen=True)
 class PagedAttentionStep:
-    """A packed batch over the paged cache; see `winnow.models.AttentionStep`."""
+    """A packed batch over the paged cache; see `winnow.models.bind.binding.AttentionStep`."""
 
     batch: BackendStep
     logits_indices: Tensor | None
@@ -59,7 +59,6 @@ class PagedAttentionStep:
 
 
 def replay_spans(plan: StepPlan, occupants: Occupants) -> tuple[ReplaySpan, ...]:
-    """Return where the plan repeats contexts."""
     spans: list[ReplaySpan] = []
     first = 0
     for entry in plan.entries:
@@ -75,28 +74,23 @@ def replay_spans(plan: StepPlan, occupants: Occupants) -> tuple[ReplaySpan, ...]
 
 @dataclass(frozen=True)
 class LogitsRows:
-    """Tokens of the packed batch that need logits, and what for.
-
-    Attributes:
-        tokens: indices into the packed batch; the others index the logits of these.
-        samples: the row of each of `StepPlan.samplers`, and behind it those of its drafts.
-        prompts: by entry: the rows that predict prompt tokens whose logprobs are asked for.
-    """
+    """Tokens of the packed batch that need logits, and what for."""
 
     tokens: list[int]
+    """Indices into the packed batch; the others index the logits of these."""
     samples: list[int]
+    """The row of each of `StepPlan.samplers`, and behind it those of its drafts."""
     prompts: dict[int, slice]
+    """By entry: the rows that predict prompt tokens whose logprobs are asked for."""
 
     @classmethod
     def of(cls, entries: Sequence[PlannedSequence]) -> "LogitsRows":
-        tokens: list[int] = []
-        samples: list[int] = []
-        prompts: dict[int, slice] = {}
-        first = 0
+        rows, first = cls([], [], {}), 0
+        tokens, samples = rows.tokens, rows.samples
         for index, entry in enumerate(entries):
             if entry.logprobs is not None:
                 known, last = entry.logprobs
-                prompts[index] = slice(len(tokens), len(tokens) + last - known)
+                rows.prompts[index] = slice(len(tokens), len(tokens) + last - known)
                 tokens += range(first + known - entry.start, first + last - entry.start)
             first += len(entry.token_ids)
             if entry.num_drafts:
@@ -105,7 +99,7 @@ class LogitsRows:
             elif entry.samplers:
                 samples += [len(tokens)] * len(entry.samplers)
                 tokens.append(first - 1)
-        return cls(tokens, samples, prompts)
+        return rows
 
 
 def with_own_parts(
@@ -119,8 +113,7 @@ def with_own_parts(
 ) -> BackendStep:
     """Prepare a batch, divided where replays attend to their own part, and tokens of pictures to later ones.
 
-    Keys and values of all tokens are written before. Where some are kept wide, which slots find, replays read
-    all.
+    Keys and values of all tokens are written before. Where some are kept wide, which slots find, replays read all.
 
     Args:
         two_way: by sequence of the batch with such pictures, positions of the last KVs that its tokens see.
@@ -148,11 +141,8 @@ def with_own_parts(
 
 
 def visible_blocks(replay: ReplayPass, size: int, total: int) -> IntArray:
-    """Return the blocks of a row of `total` KVs that a pass reads: those of the row's head, of its chunk and of its own
-    tokens.
-
-    Blocks are whole, so a few KVs beside these are read too.
-    """
+    """Return the blocks, of `size` KVs, of a row of `total` that a pass reads: those of the row's head, of its chunk
+    and of its own tokens. Blocks are whole, so a few KVs beside these are read too."""
     ends = (0, replay.head), (replay.start, replay.end), (replay.context_len, total)
     found = [np.arange(first // size, ceil_div(end, size)) for first, end in ends if first < end]
     return np.unique(np.concatenate(found))
@@ -167,11 +157,9 @@ def _own_part(cache: PagedCache, spans: Spans, index: int, replay: ReplayPass) -
     seen = visible_blocks(replay, layout.block_size, total)
     # Rows that hold less than all tokens, as those of sliding windows do, are read whole.
     whole = lengths == total
-    chosen = entries.clone()
-    mask = torch.from_numpy(whole).to(device)
-    chosen[..., : len(seen)] = torch.where(
-        mask[..., None], entries[..., torch.from_numpy(seen).to(device)], entries[..., : len(seen)]
-    )
+    chosen, count = entries.clone(), len(seen)
+    mask, read = (torch.from_numpy(each).to(device) for each in (whole, seen))
+    chosen[..., :count] = torch.where(mask[..., None], entries[..., read], entries[..., :count])
     pages = ceil_div(most, PAGE_ENTRIES)
     tables = BlockTables(layout, CacheSize(0, pages, 1, pages), device)
     room = torch.nn.functional.pad(chosen, (0, pages * PAGE_ENTRIES - most))

@@ -69,17 +69,11 @@ def build_engine(
     num_accumulators = config.eviction.num_accumulators
     if num_accumulators is None:
         num_accumulators = max(policy.score.num_accumulators, 1)
-    layout = loaded.kv_layout(
-        config.cache, num_accumulators, config.scheduler.chunk, bias=policy.compact is not None
-    )
+    scheduler, biased = config.scheduler, policy.compact is not None
+    layout = loaded.kv_layout(config.cache, num_accumulators, scheduler.chunk, bias=biased)
     own, open_source = open_drafts(config, loaded, layout)
-    size = CacheSize.fit(
-        layout,
-        own.cache.kv_memory,
-        config.scheduler.max_num_seqs,
-        loaded.max_model_len,
-        config.cache.shares_prefixes,
-    )
+    limits = own.cache.kv_memory, scheduler.max_num_seqs, loaded.max_model_len
+    size = CacheSize.fit(layout, *limits, config.cache.shares_prefixes)
     executor: Executor
     draft_source = None
     if team is None:
@@ -87,17 +81,14 @@ def build_engine(
         draft_source = None if open_source is None else open_source(executor)
     else:
         executor = TensorParallelExecutor(team, loaded, config, layout, size)
-
+    rotates = team is not None or loaded.rotation is not None  # ranks find it together, when a policy asks
+    rows = executor.layout.evictable_part.rows_per_seq
     model = ServedModel(
         loaded.vocab_size,
         loaded.max_model_len,
         loaded.tokenizer,
         loaded.eos_token_ids,
-        ModelTraits(
-            text_pool(loaded.tokenizer),
-            team is not None or loaded.rotation is not None,  # ranks find it together, when a policy asks
-            executor.layout.evictable_part.rows_per_seq,
-        ),
+        ModelTraits(text_pool(loaded.tokenizer), rotates, rows),
         lambda: PrefixFormat(_identity(loaded, config), layout),
     )
     return assemble(executor, model, config, clock, draft_source=draft_source)
@@ -119,18 +110,15 @@ _LOGITS_COPIES = 3
 def with_device_memory(config: EngineConfig, loaded: PlainModel) -> EngineConfig:
     """Return the configuration with the KV memory that `gpu_memory_utilization` leaves on the model's GPU.
 
-    What is in use now counts, by this process and others, and a step's activations as far as they are foreseen.
-
-    Raises:
-        ConfigError: nothing is left; names total, use and what a step needs.
+    What is in use now counts, by this process and others, and a step's activations as far as they are foreseen. Raises
+    ConfigError: nothing is left.
     """
     part = config.cache.gpu_memory_utilization
     if loaded.device.type != "cuda" or part is None:
         if part not in (None, GPU_PART):
+            memory = format_bytes(config.cache.kv_memory)
             _log.warning(
-                "winnow: gpu_memory_utilization=%g has no effect on a CPU, where kv_memory is %s",
-                part,
-                format_bytes(config.cache.kv_memory),
+                f"winnow: gpu_memory_utilization={part:g} has no effect on a CPU, where kv_memory is {memory}"
             )
         return config
     release_cached(loaded.device)
@@ -153,9 +141,6 @@ def _step_bytes(config: EngineConfig, loaded: PlainModel) -> int:
     activations = scheduler.max_num_batched_tokens * widest * _LIVE_ACTIVATIONS * loaded.dtype.itemsize
     # CUDA graphs share a pool of activations, and one buffer of logits.
     tokens = scheduler.max_num_seqs + MOST_CHUNK_TOKENS
-    graphs = tokens * widest * _LIVE_ACTIVATIONS + scheduler.max_num_seqs * loaded.vocab_size
-    return (
-        activations
-        + graphs * loaded.dtype.itemsize
-        + scheduler.max_num_seqs * loaded.vocab_size * _LOGITS_COPIES * 4
-    )
+    logits = scheduler.max_num_seqs * loaded.vocab_size
+    graphs = tokens * widest * _LIVE_ACTIVATIONS + logits
+    return activations + graphs * loaded.dtype.itemsize + logits * _LOGITS_COPIES * 4

@@ -10,7 +10,7 @@ from winnow.cache.layout import IntArray, ceil_div
 
 
 def kept_positions(cache: PagedCache, slot: int) -> list[list[list[int]]]:
-    """Return positions of the KVs in a slot's rows, by layer and head, ascending; reads them from the device."""
+    """Return positions of the KVs in a slot's rows, by layer and head, ascending."""
     blocks, lengths = _held_blocks(cache, slot)
     held = cache.pool.numbers.positions_of(blocks).cpu().numpy()  # [L, H, N]
     return [
@@ -42,20 +42,15 @@ def _held_blocks(cache: PagedCache, slot: int) -> tuple[Tensor, IntArray]:
 def check_contents(cache: PagedCache, held: Holdings) -> None:
     """Assert that memory agrees with the ledger, all of whose updates have been applied."""
     tables, host = cache.tables, cache.host
-    assert host is not None and host.host_ids == held.host_ids == cache.states.host_ids, (
-        "the host tier holds other copies than the ledger counts"
-    )
+    same = host is not None and host.host_ids == held.host_ids == cache.states.host_ids
+    assert host is not None and same, "the host tier holds other copies than the ledger counts"
     assert host.nbytes <= held.host_bytes, "the host tier holds more bytes than the ledger counts"
     assert np.array_equal(tables.host_lengths, held.lengths), "lengths differ from the ledger's"
     assert np.array_equal(tables.lengths.cpu().numpy(), held.lengths), "lengths differ on the device"
     for slot, pages in held.pages.items():
-        assert np.array_equal(tables.page_table[slot, : len(pages)].cpu().numpy(), pages), (
-            "a page table differs from the ledger's"
-        )
-        most = ceil_div(int(held.lengths[slot].max()), cache.pool.layout.block_size)
-        found = tables.lookup_layers(torch.tensor([slot], device=tables.pages.device), most)[:, 0]
-        num_blocks = cache.pool.layout.row_blocks(held.lengths[slot])
-        filled = np.arange(most) < num_blocks[..., None]
-        assert np.array_equal(found.cpu().numpy()[filled], held.blocks[slot]), (
-            "a block table differs from the ledger's"
-        )
+        own = tables.page_table[slot, : len(pages)].cpu().numpy()
+        assert np.array_equal(own, pages), "a page table differs from the ledger's"
+        blocks, lengths = _held_blocks(cache, slot)
+        filled = np.arange(blocks.shape[-1]) < cache.pool.layout.row_blocks(lengths)[..., None]
+        found = blocks.cpu().numpy()[filled]
+        assert np.array_equal(found, held.blocks[slot]), "a block table differs from the ledger's"

@@ -48,10 +48,6 @@ class DraftModel:
     So a sampled answer's drafts are accepted as often as a greedy one's where both models are of one opinion. KVs of a
     sequence are computed when drafts of it are first asked for, from some token on, and dropped when it no longer runs
     or they lack room.
-
-    Args:
-        config: of its memory, and of the size of its steps.
-        price: see `DraftSource`.
     """
 
     reads_cache = False
@@ -69,7 +65,6 @@ class DraftModel:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of its cache that are in use, tables included."""
         return self._ledger.used_bytes
 
     def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
@@ -141,7 +136,6 @@ class DraftModel:
         return tokens[same:]
 
     def _origin(self, sequence: Sequence) -> int:
-        """Return the first token of a sequence that is computed."""
         return max(sequence.num_tokens - self._context, 0)
 
     def _state(self, sequence: Sequence) -> NewSequence:
@@ -178,11 +172,8 @@ class DraftModel:
         self._executor.restate([each for each in new if each.slot in known])
         result = self._executor.collect(self._executor.submit(StepPlan(tuple(entries))))
         sampling = [each for each, _ in chunks if each in last]
-        return {
-            each: token
-            for index, (each, token) in enumerate(zip(sampling, result.token_ids, strict=True))
-            if index not in result.errors
-        }
+        found = enumerate(zip(sampling, result.token_ids, strict=True))
+        return {each: token for index, (each, token) in found if index not in result.errors}
 
     def _drop(self, sequence: Sequence) -> None:
         self._ledger.close(self._held.pop(sequence).slot)
@@ -207,9 +198,8 @@ class HeadDrafts(DraftModel):
 
     def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
         many = max(most.values(), default=0) if self._count == 1 else self._count
-        return super().rooms(
-            {each: min(count, many) for each, count in most.items() if self._hidden.holds(each)}, context
-        )
+        held = {each: min(count, many) for each, count in most.items() if self._hidden.holds(each)}
+        return super().rooms(held, context)
 
     @property
     def used_bytes(self) -> int:

@@ -26,26 +26,19 @@ if TYPE_CHECKING:
 
 
 class AssistantDrafts:
-    """Source of what an assistant would sample, with the randomness of the target at the same positions.
-
-    It stays at the last token's position, and continues from its own hidden state.
-    """
+    """Source of what an assistant would sample, with the randomness of the target at the same positions. It stays at
+    the last token's position, and continues from its own hidden state."""
 
     reads_cache = True
     price = 0.0  # a few small layers
 
     def __init__(
-        self,
-        assistant: "Assistant",
-        target: LoadedModel,
-        executor: TorchExecutor,
-        hidden: HiddenStates,
+        self, assistant: "Assistant", target: LoadedModel, executor: TorchExecutor, hidden: HiddenStates
     ) -> None:
         self._assistant, self._target, self._executor, self._hidden = assistant, target, executor, hidden
         self.used_bytes = hidden.total_bytes
-        self._sampler = Sampler(
-            executor.size.max_num_seqs, target.vocab_size, target.device, target.eos_token_ids
-        )
+        seqs = executor.size.max_num_seqs
+        self._sampler = Sampler(seqs, target.vocab_size, target.device, target.eos_token_ids)
 
     def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
         return {each: count for each, count in most.items() if self._hidden.holds(each)}
@@ -58,9 +51,8 @@ class AssistantDrafts:
         slots = [each.kv.running_slot for each in sequences]
         positions = [each.num_tokens - 1 for each in sequences]
         step, position = self._executor.read_step(slots, positions)
-        hidden = torch.cat(
-            [self._hidden.read(slot, end - 1, end) for slot, end in zip(slots, positions, strict=True)]
-        )
+        places = zip(slots, positions, strict=True)
+        hidden = torch.cat([self._hidden.read(slot, end - 1, end) for slot, end in places])
         tokens = [each.token_ids[-1] for each in sequences]
         for slot, each in zip(slots, sequences, strict=True):
             prompt, answer = each.token_ids[: each.prompt_len], each.token_ids[each.prompt_len :]
@@ -96,11 +88,8 @@ def needs_hidden_states(config: EngineConfig) -> bool:
 def open_drafts(
     config: EngineConfig, target: LoadedModel, layout: CacheLayout
 ) -> tuple[EngineConfig, Callable[[TorchExecutor], DraftSource] | None]:
-    """Load what drafts come from.
-
-    Returns:
-        The target's configuration, less the memory that drafts take, and what opens their source beside the target's
-        executor; None: they come from the prompt, or there are none.
+    """Load what drafts come from. Returns the target's configuration, less the memory that drafts take, and what opens
+    their source beside the target's executor; None: they come from the prompt, or there are none.
 
     Raises:
         ConfigError: the model's vocabulary is another, it cannot take KVs back, or there are no heads.
@@ -202,10 +191,8 @@ def _check_vocabulary(draft: LoadedModel, target: LoadedModel) -> None:
 def _split_memory(
     config: EngineConfig, target: CacheLayout, draft: LoadedModel, aside: int = 0
 ) -> tuple[EngineConfig, EngineConfig]:
-    """Return the configurations of the target and of its draft model.
-
-    They share kv_memory, less what is set `aside`, as a text takes it.
-    """
+    """Return the configurations of the target and of its draft model, which share kv_memory, less what is set `aside`,
+    as a text takes it."""
     model = replace(config.model, weight_dtype="auto", weight_wide="none")
     cache = CacheConfig(block_size=config.cache.block_size, enable_prefix_caching=False)
     own = draft.kv_layout(cache, 1)
@@ -216,7 +203,5 @@ def _split_memory(
         whole -= sum(each.nbytes for each in cast(Any, draft.model).parameters())
     memory = whole * needs[1] // sum(needs)
     scheduler = replace(config.scheduler, speculative_config=None)
-    return (
-        replace(config, cache=replace(config.cache, kv_memory=whole - memory)),
-        EngineConfig(model, replace(cache, kv_memory=memory), scheduler, EvictionConfig()),
-    )
+    of_draft = EngineConfig(model, replace(cache, kv_memory=memory), scheduler, EvictionConfig())
+    return replace(config, cache=replace(config.cache, kv_memory=whole - memory)), of_draft

@@ -13,11 +13,7 @@ from winnow.models import LoadedModel
 
 
 class HiddenStates(SlotState):
-    """A ring of `window` tokens for each slot, in memory of a fixed size. What is swapped out is not kept.
-
-    Args:
-        model: loaded with `hidden`.
-    """
+    """A ring of `window` tokens for each slot, of a model loaded with `hidden`. What is swapped out is not kept."""
 
     name = "hidden"
 
@@ -80,5 +76,4 @@ class HiddenStates(SlotState):
 
 
 def hidden_size(model: LoadedModel) -> int:
-    """Return D, the numbers of a hidden state."""
     return int(cast(Any, model.model).config.get_text_config().hidden_size)

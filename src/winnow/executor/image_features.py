@@ -1,7 +1,7 @@
 """Outputs of the vision tower, computed beside steps and kept by pictures' digests, and those that a step needs."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from threading import Lock
 
@@ -26,13 +26,10 @@ Features = tuple[Tensor, ...]
 
 
 class ImageFeatures(VisionTower):
-    """What the vision tower made of pictures; the least recently used go first.
+    """What the vision tower made of pictures, up to `limit` bytes; the least recently used go first. The pictures of
+    one step are kept until its end, and new ones until the next step with pictures, whatever they take.
 
     A thread of its own runs it, on up to 8 pictures of one size at a time.
-
-    Args:
-        limit: bytes. The pictures of one step are kept until its end, and new ones until the next step with pictures,
-            whatever they take.
     """
 
     def __init__(self, model: LoadedModel, limit: int) -> None:
@@ -70,15 +67,10 @@ class ImageFeatures(VisionTower):
         return bool(running)
 
     def close(self) -> None:
-        """Begin no further picture."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def pack(self, plan: StepPlan, occupants: Occupants, position: Tensor) -> PackedImages | None:
-        """Return the pictures of a step; None: its sequences have none that matter to it.
-
-        Args:
-            position: of each token, int64 [T].
-        """
+        """Return the pictures of a step whose tokens have positions, int64 [T]; None: none that matter to it."""
         if not any(occupants[entry.slot].images for entry in plan.entries):
             return None
         tokens, parts, turned, first = [], [], [], 0
@@ -152,9 +144,7 @@ class ImageFeatures(VisionTower):
         if not batch:  # an earlier call took them all
             return
         try:
-            found, self._joined = self._beside_steps(
-                lambda: run_tower(self._model.model, [i for i, _ in batch])
-            )
+            found, self._joined = self._beside_steps([image for image, _ in batch])
         except Exception as error:
             for _, future in batch:
                 future.set_exception(error)
@@ -162,16 +152,14 @@ class ImageFeatures(VisionTower):
         for (_, future), features in zip(batch, found, strict=True):
             future.set_result(features)
 
-    def _beside_steps(
-        self, compute: Callable[[], tuple[list[Features], bool]]
-    ) -> tuple[list[Features], bool]:
-        """Compute on a stream of its own, where a device has streams, and wait for it."""
-        device = self._model.device
+    def _beside_steps(self, images: list[PromptImage]) -> tuple[list[Features], bool]:
+        """Run the tower on a stream of its own, where a device has streams, and wait for it."""
+        model, device = self._model.model, self._model.device
         if device.type != "cuda":
-            return compute()
+            return run_tower(model, images)
         stream, steps = torch.cuda.Stream(device), torch.cuda.default_stream(device)
         with torch.cuda.stream(stream):
-            found, joined = compute()
+            found, joined = run_tower(model, images)
         stream.synchronize()
         for features in found:
             for each in features:

@@ -23,11 +23,7 @@ class Occupants(dict[int, NewSequence], SlotState):
         self._sampled: set[int] = set()
 
     def note(self, plan: StepPlan) -> bool:
-        """Add the plan's new sequences, and the tokens that it computes.
-
-        Returns:
-            Whether any of its sequences has a policy.
-        """
+        """Add the plan's new sequences, and the tokens that it computes. Returns whether any sequence has a policy."""
         evicts = False
         for new in plan.new_sequences:
             self.add(new)
@@ -45,7 +41,6 @@ class Occupants(dict[int, NewSequence], SlotState):
         self.load(new.slot, new)
 
     def enter(self, slots: Iterable[int]) -> None:
-        """Let the sampler know each of the slots."""
         for slot in slots:
             if slot not in self._sampled:
                 each = self[slot]

@@ -23,9 +23,8 @@ _ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS
 
 
 class RankTeam:
-    """The ranks 1, 2, ... in processes of their own. This process, rank 0, leads them.
-
-    A rank that fails or ends breaks the team: all its processes are ended, and every call says why.
+    """The ranks 1, 2, ... in processes of their own. This process, rank 0, leads them. A rank that fails or ends breaks
+    the team: all its processes are ended, and every call says why.
 
     Attributes:
         directory: for files by which the ranks meet; only this user reads it.

@@ -22,10 +22,8 @@ _Sums = dict[int, KeyDirections]
 
 
 class DirectionStates(SlotState):
-    """The sums by slot: 4 bytes for each element of a key, layer and head.
-
-    A round adds the keys since the round before, all of which are still there.
-    """
+    """The sums by slot: 4 bytes for each element of a key, layer and head. A round adds the keys since the round
+    before, all of which are still there."""
 
     name = "directions"
     of_prefix = True
@@ -38,10 +36,8 @@ class DirectionStates(SlotState):
         self, layers: SequenceType[int], slots: SequenceType[int], shape: tuple[int, int]
     ) -> KeyDirections:
         """Return copies; zeros, of `shape` (H, d), where nothing is counted."""
-        none = KeyDirections(
-            torch.zeros(shape, dtype=torch.float32, device=self._device),
-            torch.zeros((), dtype=torch.int32, device=self._device),
-        )
+        zeros = torch.zeros(shape, dtype=torch.float32, device=self._device)
+        none = KeyDirections(zeros, torch.zeros((), dtype=torch.int32, device=self._device))
         sequences = [self._sequences.get(slot, {}) for slot in slots]
         sums = torch.stack([each.get(layer, none).sums for layer in layers for each in sequences])
         counted = torch.stack([each.get(layers[0], none).counted for each in sequences])
@@ -73,27 +69,18 @@ class DirectionStates(SlotState):
 
     def to_arrays(self, saved: _Sums) -> dict[str, NDArray[Any]]:
         """Return "N.sums", [1, H, 1, d] like all vectors of a file, and "N.counted", [1], of each layer N."""
-        arrays = {}
-        for layer, (sums, counted) in saved.items():
-            arrays[f"{layer}.sums"] = sums[None, :, None].numpy()
-            arrays[f"{layer}.counted"] = counted[None].numpy()
-        return arrays
+        sums = {f"{layer}.sums": each.sums[None, :, None].numpy() for layer, each in saved.items()}
+        return sums | {f"{layer}.counted": each.counted[None].numpy() for layer, each in saved.items()}
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> _Sums | None:
+        found = {name: torch.from_numpy(array)[0] for name, array in arrays.items()}
         layers = {int(name.partition(".")[0]) for name in arrays}
-        return {
-            layer: KeyDirections(
-                torch.from_numpy(arrays[f"{layer}.sums"])[0, :, 0],
-                torch.from_numpy(arrays[f"{layer}.counted"])[0],
-            )
-            for layer in layers
-        } or None
+        return {x: KeyDirections(found[f"{x}.sums"][:, 0], found[f"{x}.counted"]) for x in layers} or None
 
 
 def _copied(saved: _Sums, device: torch.device) -> _Sums:
-    return {
-        layer: KeyDirections(*(part.to(device, copy=True) for part in each)) for layer, each in saved.items()
-    }
+    copies = {layer: [part.to(device, copy=True) for part in each] for layer, each in saved.items()}
+    return {layer: KeyDirections(*parts) for layer, parts in copies.items()}
 
 
 class EngineSignals:
@@ -109,11 +96,8 @@ class EngineSignals:
         self._occupants = occupants
 
     def prepare(self, policy: EvictionPolicy) -> list[Probe]:
-        """Check that the model has what a policy needs. Returns its probes that are new.
-
-        Raises:
-            UnsupportedModelError: the model does not allow it.
-        """
+        """Check that the model has what a policy needs. Returns its probes that are new. Raises UnsupportedModelError:
+        the model does not allow it."""
         new = list[Probe]()
         if policy.score.needs.rotation:
             self._rotation  # noqa: B018  # known, or refused
@@ -151,9 +135,8 @@ class EngineSignals:
 
     @property
     def _rotation(self) -> ModelRotation:
-        rotation = self._model.rotation
-        if rotation is None:
-            raise UnsupportedModelError(
-                f"how {type(self._model.model).__name__} rotates keys is not known, so they cannot be turned back"
-            )
+        if (rotation := self._model.rotation) is None:
+            name = type(self._model.model).__name__
+            reason = f"how {name} rotates keys is not known, so they cannot be turned back"
+            raise UnsupportedModelError(reason)
         return rotation

@@ -46,7 +46,6 @@ class BatchShape:
     longest: int
     """KVs in the longest row of those that bring a token each."""
     observe: AttentionObserver | None
-    """Observer of all sequences."""
 
     @classmethod
     def around(cls, spans: Spans, wanted: int, max_num_seqs: int) -> "BatchShape | None":
@@ -95,7 +94,7 @@ class StaticBatch:
     Attributes:
         tokens: int64 [T].
         wanted: tokens whose logits are wanted, int64 [n].
-        spans: layout; slots are -1 where sequences only fill it.
+        spans: slots are -1 where sequences only fill it.
     """
 
     def __init__(self, shape: BatchShape, device: torch.device | str) -> None:
@@ -123,12 +122,7 @@ class StaticBatch:
         )
 
     def fill(self, tokens: Tensor, spans: Spans, wanted: Sequence[int]) -> None:
-        """Put a batch that fits into place.
-
-        Args:
-            tokens: of the batch, int64 [T] on the device.
-            wanted: those whose logits are wanted.
-        """
+        """Put a batch that fits into place: its tokens, int64 [T] on the device, and those whose logits are wanted."""
         self._layout.copy_(torch.from_numpy(_layout(self._shape, spans, wanted)))
         decodes, first = spans.num_decodes, self._shape.decodes
         self.tokens[:decodes] = tokens[:decodes]
@@ -273,7 +267,6 @@ class StepGraphs:
     Args:
         forward: computes the model; must launch the same work for spans of the same shape, and wait for nothing.
         capturable: whether attention over such spans can be captured (see `AttentionBackend.capturable`).
-        max_num_seqs: most sequences of a batch.
         capture: `CudaCapture()`, or on a CPU a stand-in that computes again.
     """
 
@@ -285,11 +278,8 @@ class StepGraphs:
         device: torch.device | str,
         capture: Capture,
     ) -> None:
-        self._forward = forward
-        self._capturable = capturable
-        self._max_num_seqs = max_num_seqs
-        self._device = torch.device(device)
-        self._capture = capture
+        self._forward, self._capturable, self._capture = forward, capturable, capture
+        self._max_num_seqs, self._device = max_num_seqs, torch.device(device)
         self._graphs: dict[BatchShape, _Graph | None] = {}
         self._met: dict[BatchShape, int] = {}
         self._gave_up = False
@@ -297,23 +287,16 @@ class StepGraphs:
         self._logits: list[Tensor] = []
 
     def run(self, tokens: Tensor, spans: Spans, wanted: Sequence[int]) -> Tensor | None:
-        """Return the logits of a step.
-
-        Args:
-            tokens: of the batch, int64 [T] on the device.
-            wanted: those whose logits are wanted.
-
-        Returns:
-            [n, V], good until the next call; None where there is no graph for such a step, now or ever: it must be
-            computed kernel by kernel.
-        """
-        shape = self._shape(spans, len(wanted))
+        """Return the logits of a step's tokens, int64 [T] on the device, as far as they are wanted: [n, V], good until
+        the next call. None: there is no graph for such a step, now or ever, so it must be computed kernel by kernel."""
+        if self._gave_up or int(spans.counts[spans.num_decodes :].sum()) > MOST_CHUNK_TOKENS:
+            return None
+        shape = BatchShape.around(spans, len(wanted), self._max_num_seqs)
         if shape is None:
             return None
         if shape not in self._graphs:
             self._met[shape] = self._met.get(shape, 0) + 1
-            return None
-        graph = self._graphs[shape]
+        graph = self._graphs.get(shape)
         if graph is None:
             return None
         batch, replay = graph
@@ -326,11 +309,6 @@ class StepGraphs:
             del self._met[shape]
             if len(self._graphs) < _MOST_GRAPHS:
                 self._graphs[shape] = self._make(shape)
-
-    def _shape(self, spans: Spans, wanted: int) -> BatchShape | None:
-        if self._gave_up or int(spans.counts[spans.num_decodes :].sum()) > MOST_CHUNK_TOKENS:
-            return None
-        return BatchShape.around(spans, wanted, self._max_num_seqs)
 
     def _make(self, shape: BatchShape) -> _Graph | None:
         """Capture over an empty batch: what runs meanwhile writes no KV and adds to no score."""

@@ -30,7 +30,6 @@ from winnow.sampling import SamplingParams
 
 
 def on_gpus(config: ModelConfig) -> bool:
-    """Return whether ranks compute on GPUs, each on its own."""
     return config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
 
 
@@ -56,11 +55,8 @@ def _backend(loaded: LoadedModel, config: EngineConfig, layout: CacheLayout) -> 
 
 
 class RankExecutor(TorchExecutor):
-    """Executor of one rank's part, to which a scheduler speaks as to all ranks: each gets the same arguments.
-
-    Args:
-        layout, size: of the cache over all ranks.
-    """
+    """Executor of one rank's part, to which a scheduler speaks as to all ranks: each gets the same arguments. Layout
+    and size are those of the cache over all ranks."""
 
     def __init__(
         self, loaded: LoadedModel, config: EngineConfig, layout: CacheLayout, size: CacheSize
@@ -86,11 +82,8 @@ class RankExecutor(TorchExecutor):
 
 
 class TensorParallelExecutor:
-    """Executor over all ranks of tensor parallelism. Every rank runs each call; only the first samples.
-
-    Args:
-        layout, size: of the cache over all ranks, of which each takes the memory of its part.
-    """
+    """Executor over all ranks of tensor parallelism. Every rank runs each call; only the first samples. Of a cache of
+    this layout and size each takes the memory of its part."""
 
     overlaps = False
     tower = VisionTower()

@@ -55,11 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SubmittedStep:
-    """A step that is computed, or will be without any further call.
-
-    Attributes:
-        sampled: its tokens; None: it samples none.
-    """
+    """A step that is computed, or will be without any further call."""
 
     sampled: PendingSample | None
     prompt_logprobs: dict[int, list[LogprobDict]]
@@ -71,7 +67,7 @@ class SubmittedStep:
 
 
 class TorchExecutor:
-    """Executor that owns the model, the memory of KVs and the sampler."""
+    """Executor that owns the model, the memory of KVs and the sampler; layout and size of the cache are this rank's."""
 
     def __init__(
         self,
@@ -81,7 +77,6 @@ class TorchExecutor:
         layout: CacheLayout,
         size: CacheSize,
     ) -> None:
-        """Take the memory of a cache of this layout and size; of several ranks, those of this one."""
         geometry = model.geometry
         require_memory(config.cache.kv_memory // model.ranks.size, size.nbytes(layout), model.device)
         host_bytes = config.cache.kv_offloading_size or 0
@@ -93,14 +88,9 @@ class TorchExecutor:
         self._model = model
         self._backend = backend
         self.attention = type(backend).__name__
-        self._sampler = Sampler(
-            size.max_num_seqs,
-            model.vocab_size,
-            model.device,
-            model.eos_token_ids,
-            seed=config.model.seed,
-            grammars=model.grammars,
-        )
+        sizes = size.max_num_seqs, model.vocab_size
+        ends, seed, grammars = model.eos_token_ids, config.model.seed, model.grammars
+        self._sampler = Sampler(*sizes, model.device, ends, seed=seed, grammars=grammars)
         self._occupants = Occupants(self._sampler)
         self._signals = EngineSignals(model, self._occupants)
         self.cache.states.add(self._occupants, self._signals.directions)
@@ -125,7 +115,7 @@ class TorchExecutor:
             )
 
     def keep_hidden(self, hidden: "HiddenStates") -> "HiddenStates":
-        """Keep the last hidden states of the steps to come, one kernel after the other."""
+        """Keep the last hidden states of the steps to come, which leave graphs."""
         self._hidden = hidden
         self.cache.states.add(hidden)
         self.leave_graphs()
@@ -140,9 +130,7 @@ class TorchExecutor:
 
     def read_step(self, slots: list[int], positions: list[int]) -> tuple[BackendStep, Tensor]:
         """Return what attends with one query of each slot, at these positions, over what is stored; and the positions.
-
-        The ledger's update has been applied.
-        """
+        The ledger's update has been applied."""
         lengths, ones = self.cache.tables.longest(slots), [1] * len(slots)
         spans = Spans.build(slots, positions, ones, lengths, device=self._model.device)
         return self._backend.prepare(self.cache, spans), spans.position
@@ -153,7 +141,6 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def time_copies(self, clock: Callable[[], float]) -> tuple[int, float, float]:
-        """Copy some blocks to the host tier and back. Returns bytes, and seconds each way."""
         assert self.cache.host is not None, "the cache was allocated with one"
         return self.cache.host.time_copies(clock)
 
@@ -187,15 +174,9 @@ class TorchExecutor:
         logits = LogitsRows.of(plan.entries)
         wanted = self._to_device(logits.tokens)
         replays = replay_spans(plan, self._occupants) if evicts else ()
+        two_way, windowed = self.tower.last_visible(plan, self._occupants), self.tower.windowed
         step = PagedAttentionStep(
-            with_own_parts(
-                self._backend,
-                self.cache,
-                spans,
-                replays,
-                self.tower.last_visible(plan, self._occupants),
-                windowed=self.tower.windowed,
-            ),
+            with_own_parts(self._backend, self.cache, spans, replays, two_way, windowed=windowed),
             None if len(wanted) == len(spans.position) else wanted,
             self._signals.watch(plan) if evicts else (),
             replays,
@@ -234,23 +215,16 @@ class TorchExecutor:
         if self._graphs is not None:
             self._graphs.capture_repeated()
         kept = self._round_lengths() if handle.evicts else None
+        scored, traffic = handle.prompt_logprobs, handle.traffic
         if handle.sampled is None:
-            return StepResult([], [], handle.prompt_logprobs, traffic=handle.traffic, kept=kept)
+            return StepResult([], [], scored, traffic=traffic, kept=kept)
         sampled = handle.sampled.read()
         for index, (slot, count) in enumerate(handle.drafts):
             assert self._recurrent is not None and sampled.offsets is not None, "drafts make it ragged"
             if sampled.offsets[index + 1] - sampled.offsets[index] <= count:
                 self._recurrent.take_back(slot)
         errors = {row: fault.explain(self._model.dtype) for row, fault in sampled.faults.items()}
-        return StepResult(
-            sampled.token_ids,
-            sampled.logprobs,
-            handle.prompt_logprobs,
-            errors,
-            sampled.offsets,
-            handle.traffic,
-            kept,
-        )
+        return StepResult(sampled.token_ids, sampled.logprobs, scored, errors, sampled.offsets, traffic, kept)
 
     def _take_traffic(self, plan: StepPlan) -> TierTraffic | None:
         """Return the traffic of tiers since the last step, with that of the rounds before this one."""
@@ -278,17 +252,13 @@ class TorchExecutor:
                 eviction = replace(eviction, budget=each.budget)
             target = EvictionTarget(each.slot, eviction, each.computed)
             groups.setdefault(eviction.policy, []).append(target)
-        self._planned_rounds = [
-            plan_round(self.cache, policy, targets, self._signals) for policy, targets in groups.items()
-        ]
+        self._planned_rounds = [plan_round(self.cache, *group, self._signals) for group in groups.items()]
         self._planned = tuple(planned)
 
     def _round_lengths(self) -> IntArray:
-        lengths = {
-            slot: kept
-            for each in self._planned_rounds
-            for slot, kept in zip(each.slots, each.lengths, strict=True)
-        }
+        lengths: dict[int, IntArray] = {}
+        for each in self._planned_rounds:
+            lengths |= zip(each.slots, each.lengths, strict=True)
         return np.stack([lengths[each.slot] for each in self._planned])
 
     def compact(self) -> None:
@@ -364,10 +334,8 @@ class TorchExecutor:
         )
 
     def _select_from(self, plan: StepPlan) -> list[int] | None:
-        """Return the first position of each sequence whose query chooses among values on a tier: that of its answer.
-
-        A token that is computed again, in a chunk, chooses as it did. Replays read all values.
-        """
+        """Return the first position of each sequence whose query chooses among values on a tier: that of its answer. A
+        token that is computed again, in a chunk, chooses as it did. Replays read all values."""
         if self.layout.value_tier is None:
             return None
         return [

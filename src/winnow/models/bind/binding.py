@@ -71,25 +71,10 @@ ATTENTION_NAME = "winnow"
 _OWN = "winnow_own"
 # Keyword arguments that transformers hands to every attention function and that change nothing here: there is no
 # dropout in inference, no cache of transformers' own, and masks follow from positions.
-_HARMLESS = frozenset(
-    {
-        "cache_position",
-        "cu_seq_lens_k",
-        "cu_seq_lens_q",
-        "dropout",
-        "is_causal",
-        "logits_to_keep",
-        "max_length_k",
-        "max_length_q",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "past_key_values",
-        "position_embeddings",
-        "position_ids",
-        "return_dict",
-        "use_cache",
-    }
+_HARMLESS = (
+    *("cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "dropout", "is_causal", "logits_to_keep"),
+    *("max_length_k", "max_length_q", "output_attentions", "output_hidden_states", "output_router_logits"),
+    *("past_key_values", "position_embeddings", "position_ids", "return_dict", "use_cache"),
 )
 
 
@@ -119,9 +104,8 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
 
 def attention_by_part(config: PretrainedConfig, name: str) -> str | dict[str, str]:
     """Return the `attn_implementation` argument: the named attention for the text part, each other part's default."""
-    parts = {
-        key: name for key in config.sub_configs if getattr(config, key, None) is config.get_text_config()
-    }
+    text = config.get_text_config()
+    parts = {key: name for key in config.sub_configs if getattr(config, key, None) is text}
     return {"": name, **parts} if parts else name
 
 
@@ -171,24 +155,19 @@ def paged_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return the function that transformers calls: query [1, Hq, T, d], key and value [1, H, T, d] -> [1, T, Hq, d].
+    """Attend as transformers asks: query [1, Hq, T, d], key and value [1, H, T, d] -> [1, T, Hq, d].
 
     Modules have a number in the cache, `kv_layer`, or several, from `probe_geometry`. Keys come rotated. No mask is
-    ever built for this function; what a mask would say follows from positions.
-
-    Raises:
-        UnsupportedModelError: the layer asks for something that attention here does not compute.
+    ever built for this function; what a mask would say follows from positions. Raises UnsupportedModelError: the layer
+    asks for something that attention here does not compute.
     """
-    unknown = [name for name, value in kwargs.items() if value is not None and name not in _HARMLESS]
+    unknown = [asked for asked, value in kwargs.items() if value is not None and asked not in _HARMLESS]
+    name = type(module).__name__
     if unknown or attention_mask is not None:
         asked = ", ".join(unknown) or "a mask of its own"
-        raise UnsupportedModelError(
-            f"{type(module).__name__} asks attention for {asked}, which Winnow does not compute"
-        )
+        raise UnsupportedModelError(f"{name} asks attention for {asked}, which Winnow does not compute")
     if not getattr(module, "is_causal", True):
-        raise UnsupportedModelError(
-            f"{type(module).__name__} is not causal; Winnow computes causal attention only"
-        )
+        raise UnsupportedModelError(f"{name} is not causal; Winnow computes causal attention only")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     chunk = getattr(module, "kv_chunk", None)
     latent = getattr(module, "kv_b_proj", None)
@@ -215,16 +194,9 @@ def paged_attention(
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
-def _no_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    *_: Any,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    **__: Any,
-) -> Tensor:
+def _no_mask(batch_size: int, q_length: int, kv_length: int, *_: Any, **options: Any) -> Tensor:
     """Return one number for all logits, [B, 1, T, keys]: what a mask would say follows from positions."""
+    dtype, device = options.get("dtype", torch.float32), options.get("device", "cpu")
     return torch.zeros((), dtype=dtype, device=device).expand(batch_size, 1, q_length, kv_length)
 
 
@@ -252,9 +224,7 @@ def bind_counted_positions(model: PreTrainedModel) -> None:
         return
     cache = cache_argument(model)
 
-    def enter(
-        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if model.config._attn_implementation != ATTENTION_NAME:
             return None
         return args, kwargs | {cache: _Counted(kwargs["position_ids"][0])}
@@ -266,17 +236,13 @@ def bind_positions(model: PreTrainedModel, attention: AbstractContextManager[Non
     """Let a model take positions that are counted from 0, whatever it calls the first; return that number.
 
     RoBERTa's table begins with places that are none; the model adds them itself only where it is given no positions.
-
-    Args:
-        attention: a context in which the model attends by code of its own.
+    In the context `attention` the model attends by code of its own.
     """
     with attention:
         first = _first_position(model)
     if first:
 
-        def shift(
-            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        def shift(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             given = kwargs.get("position_ids")
             return None if given is None else (args, kwargs | {"position_ids": given + first})
 

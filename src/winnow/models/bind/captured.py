@@ -62,9 +62,8 @@ class _Described:
             last = bias.expand(*bias.shape[:-1], tokens)[..., -1, :].reshape(-1, tokens).float()
             rises = last.diff(dim=1)
             if not torch.allclose(rises, rises[:, :1], rtol=_EVENLY):
-                raise UnsupportedModelError(
-                    "its attention adds to logits what is no multiple of distance; Winnow computes no other bias"
-                )
+                reason = "its attention adds to logits what is no multiple of distance"
+                raise UnsupportedModelError(f"{reason}; Winnow computes no other bias")
             self.slopes[self.number] = rises[:, 0].expand(heads).contiguous() if bool(rises.any()) else None
         return replace(self, bias_scale=scale)
 
@@ -163,11 +162,8 @@ def _window_of(mask: Tensor) -> int | None:
 
 
 class CapturedCache(Cache):
-    """Cache of one pass that holds nothing: keys and values go to a step.
-
-    Args:
-        slopes: found by a pass of several tokens, and read by all others.
-    """
+    """Cache of one pass that holds nothing: keys and values go to a step. A pass of several tokens finds `slopes`, all
+    others read them."""
 
     def __init__(self, step: AttentionStep, slopes: Slopes) -> None:
         super().__init__(layers=[])
@@ -178,11 +174,8 @@ class CapturedCache(Cache):
         nothing = key_states.new_empty(0)
         layer = _Described(self._step, self._count, key_states, value_states, self._slopes, nothing)
         self._count += 1
-        k, v = (
-            _Captured.of(kind, layer, x.shape, x.dtype)
-            for kind, x in (("k", key_states), ("v", value_states))
-        )
-        return k, v
+        k = _Captured.of("k", layer, key_states.shape, key_states.dtype)
+        return k, _Captured.of("v", layer, value_states.shape, value_states.dtype)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -216,9 +209,8 @@ class CapturedPasses:
     def _place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand positions to a table that the model asks for as many as there are tokens."""
         given = "position_ids" in kwargs or list(_arguments(module)).index("position_ids") < len(args)
-        return (
-            None if given or self._positions is None else (args, kwargs | {"position_ids": self._positions})
-        )
+        positions = self._positions
+        return None if given or positions is None else (args, kwargs | {"position_ids": positions})
 
 
 def _arguments(module: nn.Module) -> Any:

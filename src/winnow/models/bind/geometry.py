@@ -10,8 +10,6 @@ from winnow.cache.recurrent import StateShape
 
 @dataclass(frozen=True)
 class ModelGeometry:
-    """The numbers that the cache and the kernels depend on."""
-
     num_layers: int
     """Layers that attend, which have KVs: they are numbered from 0, whatever lies between them."""
     num_query_heads: int
@@ -25,7 +23,6 @@ class ModelGeometry:
     """Query heads, KV heads and head_dim of each layer, where they differ: those above are the largest then."""
     latent: bool = False
     """Keys are latents, and values are parts of them (`winnow.models.bind.binding`)."""
-
     chunked: bool = False
     """Windows begin anew at each of their multiples, as `AttentionSpec.chunked`."""
 

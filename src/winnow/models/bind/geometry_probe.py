@@ -42,9 +42,7 @@ class Carrier:
                 module.register_forward_pre_hook(self._enter, with_kwargs=True)
                 module.register_forward_hook(self._leave, always_call=True)
 
-    def _enter(
-        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         step = kwargs.get("winnow_step", self._steps[-1] if self._steps else None)
         self._steps.append(step)
         return None if step is None else (args, kwargs | {"winnow_step": step})
@@ -107,13 +105,8 @@ AttentionInterface.register(_PROBE, _probe_attention)
 
 
 def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
-    """Run one token through the model and check that its attention is of a kind that the cache can hold.
-
-    Modules that attend get their numbers in the cache (`kv_layer`), those that keep states are bound to packed rows.
-
-    Raises:
-        UnsupportedModelError: names the model's class and the reason.
-    """
+    """Run one token through the model. Modules that attend get their numbers in the cache (`kv_layer`), those that keep
+    states are bound to packed rows. Raises UnsupportedModelError: the cache cannot hold what its attention needs."""
     geometry, states = _watch(model)
     bind_mixers(states)
     return geometry
@@ -141,6 +134,7 @@ def _watch(model: "PreTrainedModel") -> tuple[ModelGeometry, StateProbe]:
         except _StepLostError:
             Carrier().bind(model)
             _run(model, probe, states if has_states(config) else None)
+        geometry = _geometry(probe, states, config)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"model: {name} is not supported: {error}") from None
     except (TypeError, AttributeError, _StepLostError) as error:
@@ -149,7 +143,7 @@ def _watch(model: "PreTrainedModel") -> tuple[ModelGeometry, StateProbe]:
         ) from error
     for layers in {module.kv_layer for module in probe.modules if isinstance(module.kv_layer, KVLayers)}:
         model.register_forward_pre_hook(layers.restart)
-    return _geometry(name, probe, states, config), states
+    return geometry, states
 
 
 @torch.inference_mode()
@@ -160,60 +154,37 @@ def _run(model: "PreTrainedModel", probe: _Probe, states: StateProbe | None) -> 
     token = torch.zeros_like(position)
     more: dict[str, Any] = {} if states is None else {cache_argument(model): states}
     watching = nullcontext() if states is None else states.watching()
+    more |= {"use_cache": False, "logits_to_keep": position[0], "winnow_step": probe}
     with attention_of(model, _PROBE), stand_ins(model), watching:
-        model(
-            input_ids=token,
-            position_ids=position,
-            use_cache=False,
-            logits_to_keep=position[0],
-            winnow_step=probe,
-            **more,
-        )
+        model(input_ids=token, position_ids=position, **more)
 
 
-def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedConfig") -> ModelGeometry:
+def _geometry(probe: _Probe, states: StateProbe, config: "PretrainedConfig") -> ModelGeometry:
     num_layers = len(probe.shapes)
     expected = attending_layers(config)
     chunk = getattr(config, "attention_chunk_size", None)
     chunked = [layer for layer, kind in enumerate(expected) if kind == "chunked_attention"]
     if chunked and not chunk:
-        raise UnsupportedModelError(
-            f"model: {name} is not supported: it has layers of kind 'chunked_attention'"
-        )
+        raise UnsupportedModelError("it has layers of kind 'chunked_attention'")
     several = any(isinstance(module.kv_layer, KVLayers) for module in probe.modules)
     if (num_layers != len(expected) and not several) or not num_layers:
-        raise UnsupportedModelError(
-            f"model: {name} is not supported: {num_layers} of its {len(expected)} layers attend through the cache"
-        )
+        raise UnsupportedModelError(f"{num_layers} of its {len(expected)} layers attend through the cache")
     for layer in chunked:  # their masks alone tell it
         probe.modules[layer].kv_chunk = chunk  # type: ignore[assignment]
         probe.windows[layer] = chunk
     query_heads, kv_heads, head_dim = map(max, zip(*probe.shapes, strict=True))
     by_layer = tuple(probe.shapes) if len(set(probe.shapes)) > 1 else ()
-    lost = [
-        layer
-        for layer, kind in enumerate(expected)
-        if "sliding" in kind and probe.windows[layer] is None and num_layers == len(expected)
-    ]
-    if lost:
-        raise UnsupportedModelError(
-            f"model: {name} is not supported: the sliding window of layer {lost[0]} reaches masks only, and none is "
-            "built"
-        )
-    shapes_of_states = tuple(states.shapes[key] for key in sorted(states.shapes))
+    for layer, kind in enumerate(expected if num_layers == len(expected) else ()):
+        if "sliding" in kind and probe.windows[layer] is None:
+            reason = f"the sliding window of layer {layer} reaches masks only, and none is built"
+            raise UnsupportedModelError(reason)
     latent = [isinstance(getattr(module, "kv_b_proj", None), LatentHeads) for module in probe.modules]
     if len(set(latent)) > 1:
-        raise UnsupportedModelError(
-            f"model: {name} is not supported: some of its layers attend over latents alone"
-        )
+        raise UnsupportedModelError("some of its layers attend over latents alone")
     return ModelGeometry(
-        num_layers,
-        query_heads,
-        kv_heads,
-        head_dim,
-        tuple(probe.windows),
-        shapes_of_states,
-        by_layer,
-        latent == [True] * num_layers,
-        bool(chunked),
+        *(num_layers, query_heads, kv_heads, head_dim, tuple(probe.windows)),
+        states=tuple(states.shapes[key] for key in sorted(states.shapes)),
+        by_layer=by_layer,
+        latent=any(latent),
+        chunked=bool(chunked),
     )

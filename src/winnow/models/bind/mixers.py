@@ -1,8 +1,7 @@
 """Binding of transformers' layers that keep a state in place of KVs: convolutions and recurrences over tokens.
 
-Their own code runs. It takes and leaves its states in a cache of transformers', so a packed step hands the model a
-cache that splits the packed row: sequences with one token are one batch, and each longer piece of a prompt goes by
-itself, from the state that its sequence has.
+Their own code runs. It takes and leaves its states in a cache of transformers', so a packed step hands the model one
+that splits the packed row: sequences with one token are one batch, and each longer piece of a prompt goes by itself.
 """
 
 import inspect
@@ -136,10 +135,9 @@ class StateProbe(Cache):
         def leave(module: nn.Module, _: Any, __: Any) -> None:
             self._running.pop()
 
-        hooks = [
-            module.register_forward_pre_hook(enter, with_kwargs=True) for module in self._model.modules()
-        ]
-        hooks += [module.register_forward_hook(leave) for module in self._model.modules()]
+        modules = list(self._model.modules())
+        hooks = [module.register_forward_pre_hook(enter, with_kwargs=True) for module in modules]
+        hooks += [module.register_forward_hook(leave) for module in modules]
         try:
             yield
         finally:
@@ -165,12 +163,7 @@ class StateProbe(Cache):
         """Return None: there is no past."""
 
     def update_conv_state(
-        self,
-        conv_states: Tensor,
-        layer_idx: int,
-        state_idx: int = 0,
-        conv_kernel_size: int | None = None,
-        **_: Any,
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: Any = None, **_: Any
     ) -> Tensor:
         """Record the state of a convolution; return its inputs behind the zeros that stand for its past."""
         size = conv_states.shape[-1] if conv_kernel_size is None else conv_kernel_size
@@ -221,11 +214,8 @@ def _tried(
     kinds: Collection[str],
     in_place: frozenset[str] = frozenset(),
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return what a layer's forward gives for random rows like `given`, [1, 1, size], and the states that it leaves.
-
-    Args:
-        kinds: of states that are random before; the others are 0.
-    """
+    """Return what a layer's forward gives for random rows like `given`, [1, 1, size], and the states that it leaves;
+    those of `kinds` are random before, the others 0."""
     chance = torch.Generator().manual_seed(0)
     size = (1, int(spans.counts.sum()), given.shape[-1])
     hidden = torch.randn(size, generator=chance, device="cpu").to(given)
@@ -313,11 +303,8 @@ def _each(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return change(out)
 
 
-def _joined(found: list[Any]) -> Any:
+def _joined(found: Any) -> Any:
     """Return results for parts of a row, one behind the other."""
     if isinstance(found[0], tuple):
-        together = zip(*found, strict=True)
-        return tuple(
-            None if any(part is None for part in parts) else torch.cat(parts, dim=1) for parts in together
-        )
-    return torch.cat(found, dim=1)
+        return tuple(map(_joined, zip(*found, strict=True)))
+    return None if any(part is None for part in found) else torch.cat(found, dim=1)

@@ -29,7 +29,7 @@ _TOKENS = 40
 
 
 class _Step:
-    """One forward pass over a small paged cache; see `winnow.models.AttentionStep`."""
+    """One forward pass over a small paged cache; see `winnow.models.bind.binding.AttentionStep`."""
 
     logits_indices = None
 
@@ -55,13 +55,9 @@ def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: st
     groups = tuple(replace(group, window=None, tier=None) for group in layout.groups)
     layout = replace(layout, groups=groups, chunk=None, wide=WideParts())
     length = min(_TOKENS, loaded.trained_len)
-    tokens = torch.randint(
-        loaded.vocab_size, (length,), generator=torch.Generator().manual_seed(0), device="cpu"
-    )
+    tokens = random_tokens(loaded.vocab_size, length, loaded.device)
     backend = open_backend(attention_backend, loaded.device)
-    found, expected = (
-        paged_logits(loaded, tokens.to(loaded.device), each, layout) for each in (backend, ReferenceBackend())
-    )
+    found, expected = (paged_logits(loaded, tokens, each, layout) for each in (backend, ReferenceBackend()))
     differences = differences_of(found, expected)
     if len(differences) and not float(differences.median()) <= HALF:
         raise UnsupportedModelError(
@@ -70,25 +66,21 @@ def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: st
         )
 
 
+def random_tokens(vocab_size: int, length: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocab_size, (length,), generator=generator, device="cpu").to(device)
+
+
 def plain_layout(loaded: LoadedModel) -> CacheLayout:
     geometry = loaded.geometry
-    return CacheLayout.even(
-        geometry.num_layers,
-        geometry.num_kv_heads,
-        geometry.head_dim,
-        _BLOCK_SIZE,
-        loaded.dtype,
-        1,
-        shapes=[shape[1:] for shape in geometry.by_layer],
-        values_in_keys=geometry.latent,
-    )
+    sizes = geometry.num_layers, geometry.num_kv_heads, geometry.head_dim, _BLOCK_SIZE
+    shapes = [shape[1:] for shape in geometry.by_layer]
+    return CacheLayout.even(*sizes, loaded.dtype, 1, shapes=shapes, values_in_keys=geometry.latent)
 
 
 def differences_of(found: Tensor, expected: Tensor) -> Tensor:
-    """Return differences of tokens' logits, [T, V], as parts of their norms.
-
-    Tokens whose expected logits are no numbers (float16 overflows) are left out: there is nothing to compare with.
-    """
+    """Return differences of tokens' logits, [T, V], as parts of their norms. Tokens whose expected logits are no
+    numbers (float16 overflows) are left out."""
     # What a bias rules out is minus infinity in both.
     away = torch.where(found == expected, 0.0, found - expected).norm(dim=-1)
     differences = away / expected.where(expected.isfinite(), 0.0).norm(dim=-1)

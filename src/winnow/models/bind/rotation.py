@@ -26,11 +26,8 @@ class LayerRotation:
 
     def table(self, positions: int) -> RotationTable:
         pairs = len(self.frequencies)
-        angle = (
-            torch.arange(positions, dtype=torch.float32, device=self.frequencies.device)[:, None]
-            * self.frequencies
-        )
-        angle = torch.nn.functional.pad(angle, (0, -pairs % 16))
+        position = torch.arange(positions, dtype=torch.float32, device=self.frequencies.device)
+        angle = torch.nn.functional.pad(position[:, None] * self.frequencies, (0, -pairs % 16))
         return RotationTable(angle.cos(), angle.sin(), pairs, self.first, self.interleaved)
 
     def _turned(self, keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -47,8 +44,6 @@ class LayerRotation:
 
 @dataclass(frozen=True)
 class ModelRotation:
-    """One rotation per layer."""
-
     layers: tuple[LayerRotation, ...]
     tables: dict[int, RotationTable] = field(default_factory=dict)
 
@@ -107,13 +102,8 @@ def find_rotation(model: Any, num_layers: int) -> ModelRotation | None:
 def _keys_at(model: Any, position: int) -> dict[int, Tensor]:
     probe = _KeyProbe()
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-    model(
-        input_ids=token,
-        position_ids=token + position,
-        use_cache=False,
-        logits_to_keep=token[0],
-        winnow_step=probe,
-    )
+    options = {"use_cache": False, "logits_to_keep": token[0], "winnow_step": probe}
+    model(input_ids=token, position_ids=token + position, **options)
     return probe.keys
 
 

@@ -19,7 +19,7 @@ from winnow.attention import open_backend
 from winnow.errors import UnsupportedModelError
 from winnow.models.bind.binding import attention_of, cache_argument, kv_layer_of
 from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.bind.paged_trial import HALF, differences_of, paged_logits, plain_layout
+from winnow.models.bind.paged_trial import HALF, differences_of, paged_logits, plain_layout, random_tokens
 from winnow.models.fast.blocks import stand_ins
 from winnow.models.load.kinds import takes_attention
 from winnow.models.load.loaded import LoadedModel, Verified
@@ -34,13 +34,6 @@ _LONGEST_PAST = 2**18
 _FULL = 1e-3
 
 
-class _Masks:
-    """Collection of the masks that layers get."""
-
-    def __init__(self) -> None:
-        self.by_layer: dict[int, Tensor | None] = {}
-
-
 def _record_mask(
     module: nn.Module,
     query: Tensor,
@@ -48,12 +41,12 @@ def _record_mask(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    winnow_masks: _Masks | None = None,
+    winnow_masks: dict[int, Tensor | None] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention that computes nothing: query [1, Hq, T, d] -> zeros [1, T, Hq, d]."""
+    """Attend without computing: query [1, Hq, T, d] -> zeros [1, T, Hq, d], and keep the layer's mask."""
     if winnow_masks is not None:
-        winnow_masks.by_layer[kv_layer_of(module)] = attention_mask
+        winnow_masks[kv_layer_of(module)] = attention_mask
     batch, heads, tokens = query.shape[:3]
     return query.new_zeros((batch, tokens, heads, value.shape[-1])), None
 
@@ -99,21 +92,15 @@ class Trial:
     @classmethod
     @torch.inference_mode()
     def of(cls, model: PreTrainedModel, geometry: ModelGeometry, trained_len: int) -> "Trial":
-        """Compute it, before layers are replaced. The model is left as it was. Raises UnsupportedModelError: a layer's
-        mask lets a token see other keys than its window does."""
+        """Compute it, before layers are replaced. Raises UnsupportedModelError: a layer's mask lets a token see other
+        keys than its window does."""
         smallest = min((window for window in geometry.windows if window is not None), default=0)
         length = min(max(_TOKENS, smallest + 4 if smallest < _LONGEST else 0), trained_len)
         vocab_size = model.get_input_embeddings().weight.shape[0]
-        tokens = torch.randint(
-            vocab_size, (length,), generator=torch.Generator().manual_seed(0), device="cpu"
-        )
-        tokens = tokens.to(model.device)
+        tokens = random_tokens(vocab_size, length, model.device)
+        positions = torch.arange(length, device=model.device)[None]
         with attention_of(model, "eager"):
-            output = model(
-                input_ids=tokens[None],
-                position_ids=torch.arange(length, device=model.device)[None],
-                use_cache=False,
-            )
+            output = model(input_ids=tokens[None], position_ids=positions, use_cache=False)
         logits = output.logits[0].float()
         with attention_of(model, _MASKS), stand_ins(model):
             past = _check_masks(model, geometry, min(trained_len, _LONGEST_PAST) - 2)
@@ -121,11 +108,9 @@ class Trial:
 
     @torch.inference_mode()
     def verify(self, loaded: LoadedModel, attention_backend: str) -> Verified:
-        """Compare with the model as it will run. Raises UnsupportedModelError: the logits differ; names the model's
-        class and by how much."""
-        found = paged_logits(
-            loaded, self.tokens, open_backend(attention_backend, loaded.device), plain_layout(loaded)
-        )
+        """Compare with the model as it will run. Raises UnsupportedModelError: the logits differ."""
+        backend = open_backend(attention_backend, loaded.device)
+        found = paged_logits(loaded, self.tokens, backend, plain_layout(loaded))
         full = loaded.dtype == torch.float32 and loaded.blocks is None and loaded.library is None
         tolerance = _FULL if full else HALF
         differences = differences_of(found, self.logits)
@@ -148,24 +133,21 @@ def _check_masks(model: PreTrainedModel, geometry: ModelGeometry, past: int) -> 
     """Compare masks with windows for the last two tokens of a context. Returns the past, or 0 without masks."""
     if past < 1 or not takes_attention(type(model)):
         return 0
-    masks = _Masks()
-    depth = model.config.get_text_config().num_hidden_layers
+    masks: dict[int, Tensor | None] = {}
+    depth = max(model.config.get_text_config().num_hidden_layers, geometry.num_layers)
+    cache = {cache_argument(model): Cache(layers=[_PastLayer(past) for _ in range(depth)])}
     positions = torch.arange(past, past + 2, device=model.device)
     model(
         input_ids=torch.zeros_like(positions)[None],
         position_ids=positions[None],
         use_cache=not geometry.states,  # MiniMax would insist on a cache of its own
         winnow_masks=masks,
-        **{
-            cache_argument(model): Cache(
-                layers=[_PastLayer(past) for _ in range(max(depth, geometry.num_layers))]
-            )
-        },
+        **cache,
     )
     age = positions[:, None] - torch.arange(past + 2, device=model.device)
     checked = 0
     for layer, window in enumerate(geometry.windows):
-        mask = masks.by_layer.get(layer)
+        mask = masks.get(layer)
         if mask is None:
             continue
         sees = (mask if mask.dtype == torch.bool else mask == 0)[0, 0]

@@ -24,21 +24,18 @@ from winnow.models.fast.experts import is_experts, linear_of, product_names
 
 BLOCK = 32
 """Inputs of a feature that share a scale."""
-RAW = {
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-    "IQ4_NL": (32, 18),
-    "MXFP4": (32, 17),
-    "F8_E4M3": (32, 36),
+_OF_32 = {
+    "Q4_0": 18,
+    "Q4_1": 20,
+    "Q5_0": 22,
+    "Q5_1": 24,
+    "Q8_0": 34,
+    "IQ4_NL": 18,
+    "MXFP4": 17,
+    "F8_E4M3": 36,
 }
+_OF_256 = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
+RAW = {kind: (inputs, size) for inputs, of in ((32, _OF_32), (256, _OF_256)) for kind, size in of.items()}
 """Inputs and bytes of a block, by its name in llama.cpp."""
 _ROWS_AT_ONCE = 4096
 
@@ -65,14 +62,8 @@ class BlockWeights(WideLayers):
 
     @classmethod
     def of(cls, config: ModelConfig, *, kept: bool = False) -> Self | None:
-        """Return the choice as configured; None: no layers have them.
-
-        Args:
-            kept: blocks of the file stay as they are where nothing else is configured.
-
-        Raises:
-            ConfigError: the form is one for GPUs alone.
-        """
+        """Return the choice as configured; None: no layers have them. Blocks of the file stay as they are, if `kept`,
+        where nothing else is configured. Raises ConfigError: the form is one for GPUs alone."""
         config.check_weight_device("cpu")
         if config.weight_dtype == "auto":
             return cls() if kept else None
@@ -100,14 +91,11 @@ class BlockWeights(WideLayers):
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A weight [out_features, in_features] in blocks of one kind, as a file has them.
-
-    Args:
-        data: uint8 [out_features, bytes of a row], rows dense.
-    """
+    """A weight [out_features, in_features] in blocks of one kind, as a file has them."""
 
     kind: str
     data: Tensor
+    """uint8 [out_features, bytes of a row], rows dense."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Blocks":
         return self  # immutable
@@ -139,10 +127,8 @@ class Blocks:
 
 
 def quantize(weight: Tensor, kind: str) -> Blocks:
-    """Return a weight [out_features, in_features] in blocks of Q8_0 or Q4_0, rounded as llama.cpp does.
-
-    A block with a number that is not finite has a scale that is not a number.
-    """
+    """Return a weight [out_features, in_features] in blocks of Q8_0 or Q4_0, rounded as llama.cpp does; a block with a
+    number that is not finite has a scale that is not a number."""
     largest_code = {"Q8_0": 127, "Q4_0": -8}[kind]
     made = []
     for part in weight.split(_ROWS_AT_ONCE):  # a head in float32 can be larger than all the rest
@@ -188,10 +174,8 @@ def dense_weight(linear: nn.Linear) -> Tensor:
 
 
 def keep_blocks(module: nn.Module, name: str, blocks: Blocks, like: Tensor) -> None:
-    """Let a module's parameter have blocks, whose numbers are there only while it computes.
-
-    What reads the parameter in between finds numbers that are none, so that no answer comes of it.
-    """
+    """Let a module's parameter have blocks, whose numbers are there only while it computes: what reads it in between
+    finds NaN, so that no answer comes of it."""
     if not hasattr(module, "kept_blocks"):
         module.kept_blocks = {}  # type: ignore[assignment]
         module.register_forward_pre_hook(_lend)
@@ -202,15 +186,11 @@ def keep_blocks(module: nn.Module, name: str, blocks: Blocks, like: Tensor) -> N
 
 
 def attach_blocks(model: nn.Module, blocks: Mapping[str, Blocks], device: torch.device) -> None:
-    """Let layers, embeddings and experts that names of parameters belong to keep their blocks; others get numbers.
-
-    Args:
-        device: where those have their numbers while they compute.
-    """
+    """Let layers, embeddings and experts that names of parameters belong to keep their blocks, with numbers on `device`
+    while they compute; others get numbers."""
     given = {n: parameter for n, parameter in model.named_parameters() if n in blocks}
-    assert not any(any(parameter.stride()) for parameter in given.values()), (
-        "zeros were copied in place of blocks"
-    )
+    copied = any(any(parameter.stride()) for parameter in given.values())
+    assert not copied, "zeros were copied in place of blocks"
     of_address = {parameter.data_ptr(): blocks[n] for n, parameter in given.items()}
     for module in list(model.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -238,8 +218,7 @@ def widened(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def stand_ins(module: nn.Module) -> Iterator[None]:
     """Let linear layers and embeddings in blocks be one row, repeated, while this lasts: for passes whose numbers do
-    not matter, which then do not wait for a whole model to be widened.
-    """
+    not matter, which then do not wait for a whole model to be widened."""
     parts = [each for each in module.modules() if hasattr(each, "kept_blocks") and not is_experts(each)]
     for each in parts:
         kept: dict[str, Blocks] = each.kept_blocks  # type: ignore[assignment]
@@ -311,10 +290,8 @@ def round_to_blocks(model: Any, num_layers: int, blocks: BlockWeights) -> None:
             elif is_experts(module):
                 for name in product_names(module):
                     weights = getattr(module, name).detach()
-                    _round(
-                        [linear_of(each) for each in (weights.mT if module.is_transposed else weights)],
-                        blocks,
-                    )
+                    weights = weights.mT if module.is_transposed else weights
+                    _round([linear_of(each) for each in weights], blocks)
 
 
 def _round(linears: Sequence[nn.Linear], blocks: BlockWeights) -> None:

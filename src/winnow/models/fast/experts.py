@@ -18,8 +18,8 @@ def is_experts(module: nn.Module) -> bool:
 class GroupedExperts(nn.Module):
     """The same with a linear layer for each expert and product, as `make` packs them.
 
-    Tokens are sorted by expert. What an expert gives a token does not depend on the others where that holds of layers,
-    and a token's experts add up in the order in which it chose them.
+    Tokens are sorted by expert, and a token's experts add up in the order in which it chose them. What an expert gives
+    a token does not depend on the others where that holds of layers.
     """
 
     def __init__(self, own: Any, make: Callable[[Sequence[nn.Linear]], nn.Module]) -> None:
@@ -54,11 +54,10 @@ def product_names(own: Any) -> tuple[str, str]:
 def linears_of(own: Any, name: str) -> Iterator[nn.Linear]:
     """Return one product of each expert, its weight a view where it can be."""
     weights = getattr(own, name).detach()
+    weights = weights.mT if own.is_transposed else weights
     biases = getattr(own, f"{name}_bias").detach() if own.has_bias else [None] * len(weights)
     kept = getattr(own, "kept_blocks", {}).get(name)
-    for index, (weight, bias) in enumerate(
-        zip(weights.mT if own.is_transposed else weights, biases, strict=True)
-    ):
+    for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         linear = linear_of(weight if kept is not None else weight.contiguous(), bias)
         if kept is not None:
             linear.kept_blocks = {"weight": kept.of_expert(index)}  # type: ignore[assignment]

@@ -55,14 +55,9 @@ class LibraryWeights(WideLayers):
     def of(
         cls, config: ModelConfig, device: torch.device, dtype: torch.dtype, *, kept: bool = False
     ) -> Self | None:
-        """Return the choice as configured; None: no layers have them.
-
-        Args:
-            kept: blocks of the checkpoint stay as they are where nothing else is configured.
-
-        Raises:
-            ConfigError: humming is not installed, or the device or another option has no such products.
-        """
+        """Return the choice as configured; None: no layers have them. Blocks of the checkpoint stay as they are, if
+        `kept`, where nothing else is configured. Raises ConfigError: humming is not installed, or the device or another
+        option has no such products."""
         form = config.weight_dtype
         if form == "auto":
             return cls(weight_dtype=form) if kept and dtype in _CAPABILITIES else None
@@ -157,11 +152,8 @@ def _held(linears: Sequence[nn.Linear]) -> tuple[dict[str, Any], dict[str, Tenso
 
 
 def humming_tensors(blocks: Blocks, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """Return the form of a weight in blocks as humming names it, and its tensors; None: it does not hold it exactly.
-
-    Args:
-        dtype: of scales, the model's.
-    """
+    """Return the form of a weight in blocks as humming names it, and its tensors, with scales of the model's dtype.
+    None: it does not hold it exactly."""
     features, inputs = blocks.shape
     if blocks.kind not in ("Q4_0", "Q4_1", "Q8_0", "F8_E4M3") or features % _PANEL[0] or inputs % _PANEL[1]:
         return None

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from winnow.models.fast.packed.decoder import PackedDecoder
 
 
+_SEVERAL = "the model has layers of several kinds"
+
+
 @dataclass(frozen=True)
 class Optimized:
-    """Result of `optimize_model`."""
-
     decoder: "PackedDecoder | None" = None
     """The model without transformers' code between its parts, where that gives the same logits: a step of few tokens is
     as long as its Python."""
@@ -54,9 +55,8 @@ def optimize_model(
     blocks: BlockWeights | None = None,
     library: LibraryWeights | None = None,
 ) -> Optimized:
-    """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice.
-
-    A replacement that does not reproduce transformers' own layer is dropped, and the layer stays as it is.
+    """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice. A replacement
+    that does not reproduce transformers' own layer is dropped, and the layer stays as it is.
 
     Args:
         blocks: which weights are in blocks, on a CPU; None: none.
@@ -90,25 +90,24 @@ def optimize_model(
     unfused: dict[int, str] = {}
     for index, call in enumerate(calls):
         report("packing layers", index, len(calls))
-        linears = [part for part in layers[index].modules() if type(part) is nn.Linear]
-        kept = [
-            own.data for part in layers[index].modules() for own in getattr(part, "kept_blocks", {}).values()
-        ]
+        layer = layers[index]
+        linears = [part for part in layer.modules() if type(part) is nn.Linear]
+        kept = [own.data for part in layer.modules() for own in getattr(part, "kept_blocks", {}).values()]
         weights = [*kept, *(part.weight for part in linears if own_blocks(part) is None)]
         quantized = blocks is not None and blocks.of_layer(index, len(layers))
         make_linear = narrow if quantized else plain
-        fused: FusedLayer | str = "the model has layers of several kinds"
+        fused: FusedLayer | str = _SEVERAL
         if not (geometry.states or geometry.by_layer):
-            with widened(layers[index]):
+            with widened(layer):
                 fused = fuse_layer(
-                    layers[index], call, shape, layer_kernels, make_linear, rounds=rounds and quantized
+                    layer, call, shape, layer_kernels, make_linear, rounds=rounds and quantized
                 )
         if isinstance(fused, FusedLayer):
             layers[index] = fused
         else:
             unfused[index] = fused
-            with widened(layers[index]):
-                _pack_layer(layers[index], call, layer_kernels, make_linear, rounds=rounds and quantized)
+            with widened(layer):
+                _pack_layer(layer, call, layer_kernels, make_linear, rounds=rounds and quantized)
         release_pages(weights)
     base = text_part(model)
     norm = read_norm(getattr(base, "norm", None), hidden_size)
@@ -154,7 +153,7 @@ def _fuse_for_gpu(
         narrow = library is not None and library.of_layer(index, len(layers))
         make_linear = library.join if library is not None and narrow else join_linears
         with widened(layers[index]):
-            fused: FusedLayer | str = "the model has layers of several kinds"
+            fused: FusedLayer | str = _SEVERAL
             if not several:
                 fused = fuse_layer(layers[index], call, shape, passes, make_linear, rounds=narrow)
             if isinstance(fused, FusedLayer):
@@ -169,7 +168,7 @@ def _fuse_for_gpu(
         model.set_output_embeddings(library.join([head]))
     widen_for_good(model)
     if several:
-        return Optimized(unfused=dict.fromkeys(range(len(layers)), "the model has layers of several kinds"))
+        return Optimized(unfused=dict.fromkeys(range(len(layers)), _SEVERAL))
     base = text_part(model)
     norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
     if norm is not None and not unfused:
@@ -179,24 +178,16 @@ def _fuse_for_gpu(
 
 @torch.inference_mode()
 def _pack_layer(
-    layer: nn.Module,
-    call: "LayerCall",
-    kernels: "LayerKernels | None",
-    make_linear: MakeLinear,
-    *,
-    rounds: bool,
+    layer: nn.Module, call: "LayerCall", kernels: "LayerKernels | None", make: MakeLinear, *, rounds: bool
 ) -> None:
     """Replace a layer's parts by fused and packed ones, or only by packed ones, unless it needs them as they were.
-
-    Args:
-        kernels: None: there are no fused parts, and experts stay.
-    """
+    Without kernels there are no fused parts, and experts stay."""
     from winnow.models.fast.fused.build import ROUNDED_TOLERANCE, fuse_parts
 
     expected = call.run(layer)
     for fuses in (True, False):
-        replaced = fuse_parts(layer, kernels, make_linear) if fuses and kernels is not None else []
-        replaced += pack_linears(layer, make_linear, experts=kernels is not None)
+        replaced = fuse_parts(layer, kernels, make) if fuses and kernels is not None else []
+        replaced += pack_linears(layer, make, experts=kernels is not None)
         try:
             if call.run(layer).difference(expected, ROUNDED_TOLERANCE if rounds else None) is None:
                 return
@@ -246,18 +237,13 @@ def _pack_head(
 
 
 def _share_rows(model: PreTrainedModel, kernels: "LayerKernels", trained_len: int) -> bool:
-    """Let the embedding read its rows out of the packed head. Returns whether that leaves the model as it was.
-
-    Rows of a head in blocks are those of before but for their rounding.
-    """
+    """Let the embedding read its rows out of the packed head. Returns whether that leaves the model as it was, but for
+    the rounding of a head in blocks."""
     from winnow.models.fast.fused.build import ROUNDED_TOLERANCE, close, trial_logits
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if (
-        not isinstance(head, PackedLinear)
-        or not isinstance(embedding, nn.Embedding)
-        or embedding.max_norm is not None
-    ):
+    table = isinstance(embedding, nn.Embedding) and embedding.max_norm is None
+    if not isinstance(head, PackedLinear) or not table:
         return False
     expected = trial_logits(model, trained_len)
     model.set_input_embeddings(PackedEmbedding(head.packed, kernels, embedding_scale(embedding)))

@@ -1,7 +1,4 @@
-"""Linear layers whose weight lies in memory in the order in which it is read.
-
-torch re-packs the weight of `F.linear` on every call. Winnow's kernels read one that is packed for good.
-"""
+"""Linear layers whose weight lies in memory in the order in which it is read; torch re-packs one at every call."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -20,11 +17,7 @@ MakeLinear = Callable[[Sequence[nn.Linear]], nn.Module]
 
 
 class PackedLinear(nn.Module):
-    """x @ weight.T + bias, as `nn.Linear`. A row's result does not depend on the rows beside it, to the last bit.
-
-    Args:
-        bias: [out_features].
-    """
+    """x @ weight.T + bias, as `nn.Linear`. A row's result does not depend on the rows beside it, to the last bit."""
 
     def __init__(self, packed: "PackedWeight", bias: Tensor | None, kernels: "LayerKernels") -> None:
         super().__init__()
@@ -62,11 +55,8 @@ class PackedLinear(nn.Module):
 def linear_maker(
     kernels: "LayerKernels", dtype: torch.dtype, *, blocks: BlockWeights | None = None
 ) -> MakeLinear:
-    """Return what makes packed layers of a type; `nn.Linear` for a weight that cannot be packed.
-
-    Args:
-        blocks: of weights in blocks, where there can be some; None: of the type itself.
-    """
+    """Return what makes packed layers of a type, of weights in `blocks` where there can be some. A weight that cannot
+    be packed stays an `nn.Linear`."""
     if blocks is not None and kernels.packs_blocks(dtype):
         wide = linear_maker(kernels, dtype)
 
@@ -125,17 +115,12 @@ def join_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
 
 
 class PackedEmbedding(nn.Module):
-    """Embedding that looks up rows as `nn.Embedding` does, to the last bit.
-
-    Args:
-        weight: [num_tokens, in_features], which a head may share.
-        scale: factor of the rows; None: they stay as they are.
-    """
+    """Embedding that looks up rows as `nn.Embedding` does, to the last bit, in a weight [num_tokens, in_features] that
+    a head may share; times `scale`, if any."""
 
     def __init__(self, weight: "PackedWeight", kernels: "LayerKernels", scale: float | None = None) -> None:
         super().__init__()
-        self.scale = scale
-        self.table, self._kernels = weight, kernels
+        self.table, self._kernels, self.scale = weight, kernels, scale
         # A parameter: where no other is left, it tells the model's type and device. Codes would not.
         rows = weight.packed if weight.panels is None else torch.empty(0, dtype=weight.dtype, device="cpu")
         self.packed = nn.Parameter(rows, requires_grad=False)

@@ -51,37 +51,33 @@ def shard_model(model: "PreTrainedModel", geometry: ModelGeometry, ranks: Ranks)
     """Leave a model the weights of one rank. Returns what this rank's cache and kernels depend on.
 
     Raises:
-        ConfigError: its KV heads do not divide by the number of ranks.
+        ConfigError: its KV heads or query heads do not divide by the number of ranks.
         UnsupportedModelError: it is of a kind whose parts are not cut.
     """
-    size, name = ranks.size, type(model).__name__
+    size, refused = ranks.size, f"tensor_parallel_size: {type(model).__name__} is not cut"
     plan = _plan(model, geometry)
-    if geometry.num_kv_heads % size or geometry.num_query_heads % size:
+    query_heads, kv_heads = geometry.num_query_heads, geometry.num_kv_heads
+    if kv_heads % size or query_heads % size:
         raise ConfigError(
-            f"tensor_parallel_size must divide the model's {geometry.num_kv_heads} KV heads and "
-            f"{geometry.num_query_heads} query heads, got {size}"
+            f"tensor_parallel_size must divide the model's {kv_heads} KV heads and {query_heads} query heads, "
+            f"got {size}"
         )
     cut = 0
     for path, part in list(model.base_model.named_modules()):
         kind = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", path))
         if kind in (_COLUMNS, _ROWS):
             if type(part) is not nn.Linear:
-                raise UnsupportedModelError(
-                    f"tensor_parallel_size: {name} is not cut: {path} is no linear layer"
-                )
-            _replace(model.base_model, path, _cut(part, kind, ranks))
+                raise UnsupportedModelError(f"{refused}: {path} is no linear layer")
+            parent, _, name = path.rpartition(".")
+            setattr(model.base_model.get_submodule(parent), name, _cut(part, kind, ranks))
             cut += 1
     if not cut:
-        raise UnsupportedModelError(
-            f"tensor_parallel_size: {name} is not cut: no layer is named as transformers says"
-        )
+        raise UnsupportedModelError(f"{refused}: no layer is named as transformers says")
     head = model.get_output_embeddings()
     if type(head) is nn.Linear:
         total = head.out_features
         model.set_output_embeddings(JoinedLinear(_cut(head, _COLUMNS, ranks), ranks, total))
-    return replace(
-        geometry, num_query_heads=geometry.num_query_heads // size, num_kv_heads=geometry.num_kv_heads // size
-    )
+    return replace(geometry, num_query_heads=query_heads // size, num_kv_heads=kv_heads // size)
 
 
 def _plan(model: "PreTrainedModel", geometry: ModelGeometry) -> Mapping[str, str]:
@@ -111,8 +107,3 @@ def _cut(linear: Any, kind: str, ranks: Ranks) -> Any:
     part = ranks.part(linear.in_features)
     own = linear_of(linear.weight[:, part].clone(), bias if ranks.leads else None)
     return AddedLinear(own, ranks)
-
-
-def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)

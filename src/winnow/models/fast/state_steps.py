@@ -24,12 +24,8 @@ Step = Callable[..., Any]
 
 
 class StateRows:
-    """States of some sequences in the rows of all, which a step changes in place.
-
-    Args:
-        rows: [slots, *shape of a state].
-        slots: of the sequences, int64 [B].
-    """
+    """States of some sequences in the rows of all, [slots, *shape of a state], which a step changes in place; the
+    sequences' slots are int64 [B]."""
 
     def __init__(self, rows: Tensor, slots: Tensor) -> None:
         self.rows, self.slots = rows, slots
@@ -48,28 +44,21 @@ class StateRows:
         found = self.rows.dtype, tuple(self.rows.shape[1:])
         if found != (dtype, shape) or not self.rows[0].is_contiguous():
             raise TypeError(f"states must be dense, {dtype} {shape}, got {found}")
-        return native.StateSlots(
-            self.rows.data_ptr(), self.rows.stride(0), self.slots.data_ptr(), len(self.slots)
-        )
+        rows, slots = self.rows, self.slots
+        return native.StateSlots(rows.data_ptr(), rows.stride(0), slots.data_ptr(), len(slots))
 
 
 def steps_in_place(kind: type[nn.Module]) -> tuple[Callable[..., Any] | None, frozenset[str]]:
     """Return the forward of a module with the steps below in place of its own, and which kinds of states they take.
-
-    None: it has none of them, or there are no kernels.
-    """
+    None: it has none of them, or there are no kernels."""
     own: Any = inspect.unwrap(kind.forward)
-    found = {
-        name: step
-        for name, step in STEPS.items()
-        if name in own.__code__.co_names and name in own.__globals__
-    }
+    names = {*own.__code__.co_names} & own.__globals__.keys()
+    found = {name: step for name, step in STEPS.items() if name in names}
     if not found or native_kernels() is None:
         return None, frozenset()
     steps = {name: _either(step, own.__globals__[name]) for name, (_, step) in found.items()}
-    made = FunctionType(
-        own.__code__, own.__globals__ | steps, own.__name__, own.__defaults__, own.__closure__
-    )
+    scope = own.__globals__ | steps
+    made = FunctionType(own.__code__, scope, own.__name__, own.__defaults__, own.__closure__)
     made.__kwdefaults__ = own.__kwdefaults__
     return made, frozenset(of for of, _ in found.values())
 
@@ -91,12 +80,8 @@ def conv_step(
     bias: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
-    """Return what a convolution over the last inputs of each channel gives for one more, [B, channels, 1].
-
-    Args:
-        hidden_states: [B, channels, 1].
-        weight: [channels, taps].
-    """
+    """Return what a convolution over the last inputs of each channel gives for one more, both [B, channels, 1], by a
+    weight [channels, taps]."""
     x, silu = hidden_states[..., 0], activation in ("silu", "swish")
     out = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     weight, bias = _dense(weight, x.dtype), None if bias is None else _dense(bias, x.dtype)
@@ -207,7 +192,6 @@ def _rows(each: Tensor, dtype: torch.dtype) -> "SeqRows":
 
 def _of_head(each: Tensor) -> Tensor:
     if each.stride(-1) and each.shape[-1] > 1:
-        raise TypeError(
-            f"one number for each head is what the kernels take, got {each.shape} {each.stride()}"
-        )
+        found = f"{each.shape} {each.stride()}"
+        raise TypeError(f"one number for each head is what the kernels take, got {found}")
     return each[..., 0]

@@ -53,13 +53,8 @@ def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
 
 
 def cpu_dtype(num_bytes: int, own: str, multiplies: bool | None = None) -> str:
-    """Return what `dtype` auto is on a CPU.
-
-    Args:
-        num_bytes: of all weights.
-        own: their dtype by the model's configuration; empty: not said.
-        multiplies: the processor multiplies bfloat16; None: whether this one does.
-    """
+    """Return what `dtype` auto is on a CPU for weights of this many bytes, whose dtype the model's configuration calls
+    `own`. The processor multiplies bfloat16 if `multiplies`; None: whether this one does."""
     narrow = multiplies_bfloat16() if multiplies is None else multiplies
     return "bfloat16" if narrow and num_bytes >= SMALL and own != "float32" else "float32"
 
@@ -74,13 +69,9 @@ def _is_float32(path: Path) -> bool:
 
 
 def open_published(path: Path, *, reads_codes: bool = True) -> "Published":
-    """Return the files of a model at `path`: a directory, or a GGUF file.
+    """Return the files of a model at `path`: a directory, or a GGUF file, which raises as `GgufFile.open`.
 
-    Args:
-        reads_codes: weights of few bits in safetensors are read here; else by what transformers has for them.
-
-    Raises:
-        UnsupportedModelError: the file is no GGUF file, or a damaged one, or packages that read such files are missing.
+    Weights of few bits in safetensors are read here if `reads_codes`, else by what transformers has for them.
     """
     if not path.is_file():
         from winnow.models.load.directory import ModelDirectory
@@ -93,26 +84,19 @@ def open_published(path: Path, *, reads_codes: bool = True) -> "Published":
 
 
 def keeps_blocks(config: ModelConfig, path: Path, file: object = None) -> bool:
-    """Return whether linear layers keep the blocks of a file on a CPU, where kernels multiply them so.
-
-    Args:
-        file: the `Published` at the path, where it is open.
-    """
+    """Return whether linear layers keep the blocks of a file on a CPU, where kernels multiply them so. `file` is the
+    `Published` at the path, where it is open."""
     if path.suffix == ".json" or config.load_format != "auto":
         return False
     if not config.optimize or config.engine != "paged" or not is_installed():
         return False
     if not path.is_file():
-        return _of_few_bits(path)
+        from winnow.models.load.quantized import QuantizedDirectory
+
+        return QuantizedDirectory.at(path) is not None
     from winnow.models.load.gguf.file import GgufFile
 
     return (file if isinstance(file, GgufFile) else GgufFile.open(path, again=True)).keeps_blocks
-
-
-def _of_few_bits(path: Path) -> bool:
-    from winnow.models.load.quantized import QuantizedDirectory
-
-    return QuantizedDirectory.at(path) is not None
 
 
 def _is_quantized(path: Path) -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BACKEND = "backend_tokenizer.json"
-"""File of the backend to which transformers' tokenizer hands its texts to, as it stands once it is loaded."""
+"""File of the backend that transformers' tokenizer hands its texts to, as it stands once it is loaded."""
 # Methods of transformers' tokenizers that are done here in their place; a class with its own stays what it is.
 _TAKEN_OVER = (
     *("encode", "_encode_plus", "decode", "_decode", "convert_ids_to_tokens", "convert_tokens_to_ids"),
@@ -31,17 +31,12 @@ class TokenizerNumbers:
     @classmethod
     def write(cls, tokenizer: "PreTrainedTokenizerBase | None", directory: Path) -> "TokenizerNumbers | None":
         """Write a tokenizer's backend into a directory. None, and nothing is written: the tokenizer is more than it."""
-        from transformers import PreTrainedTokenizerFast
+        from transformers import PreTrainedTokenizerFast as Fast
 
-        if not isinstance(tokenizer, PreTrainedTokenizerFast) or getattr(
-            tokenizer, "split_special_tokens", False
-        ):
+        if not isinstance(tokenizer, Fast) or getattr(tokenizer, "split_special_tokens", False):
             return None
         kind = type(tokenizer)
-        if any(
-            getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name, None)
-            for name in _TAKEN_OVER
-        ):
+        if any(getattr(kind, name, None) is not getattr(Fast, name, None) for name in _TAKEN_OVER):
             return None
         try:
             backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -56,9 +51,7 @@ class TokenizerNumbers:
 
 class BackendTokenizer:
     """Tokenizer that cuts texts and joins tokens as the tokenizer of transformers does whose backend was written.
-
-    Whatever else it is asked for loads that one: `full`.
-    """
+    Whatever else it is asked for loads that one: `full`."""
 
     def __init__(
         self, directory: Path, numbers: TokenizerNumbers, load: Callable[[], "PreTrainedTokenizerBase"]
@@ -86,33 +79,19 @@ class BackendTokenizer:
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        found: dict[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
-        return found
+        return dict(self.backend_tokenizer.get_added_tokens_decoder())
 
     def get_vocab(self) -> dict[str, int]:
-        found: dict[str, int] = self.backend_tokenizer.get_vocab()
-        return found
+        return dict(self.backend_tokenizer.get_vocab())
 
     def encode(self, text: Any, *, add_special_tokens: bool = True, **options: Any) -> list[int]:
         if options or not isinstance(text, str):
             return self.full.encode(text, add_special_tokens=add_special_tokens, **options)
-        found: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return found
+        return list(self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decode(
-        self,
-        token_ids: Any,
-        skip_special_tokens: bool = False,
-        clean_up_tokenization_spaces: bool | None = None,
-        **options: Any,
-    ) -> Any:
-        if options or clean_up_tokenization_spaces is not False or not isinstance(token_ids, list):
-            return self.full.decode(
-                token_ids,
-                skip_special_tokens=skip_special_tokens,
-                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-                **options,
-            )
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
+        if options != {"clean_up_tokenization_spaces": False} or not isinstance(token_ids, list):
+            return self.full.decode(token_ids, skip_special_tokens=skip_special_tokens, **options)
         return self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, ids: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """A model as it was published, by transformers: safetensors or GGUF, no code from its files, no network."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from winnow.models.fast.optimize import Optimized, optimize_model
 from winnow.models.fast.shards import shard_model
 from winnow.models.load.automatic import keeps_blocks, open_published
 from winnow.models.load.context import ContextLimit, context_limit
-from winnow.models.load.damage import check_numbers, check_sizes, check_vocabulary, first_line
+from winnow.models.load.damage import cannot_load, check_numbers, check_sizes, check_vocabulary, first_line
 from winnow.models.load.directory import sampling_defaults
 from winnow.models.load.hub import locate_tokenizer
 from winnow.models.load.kinds import causal_class, config_class, has_tower, has_tower_class, takes_attention
@@ -52,18 +52,10 @@ _RANDOM = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
 
 
 class RepeatedRandom(TorchDispatchMode):
-    """Filler of large tensors, by repeating the random numbers that their first `_PATTERN` elements got.
+    """Filler of large tensors, which repeats the random numbers of their first `_PATTERN` elements: billions of them
+    would take a minute."""
 
-    Billions of random numbers take a minute, a pattern of them as long as memory takes.
-    """
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in _RANDOM or args[0].numel() <= _PATTERN or not args[0].is_contiguous():
             return func(*args, **kwargs)
@@ -77,7 +69,7 @@ class RepeatedRandom(TorchDispatchMode):
 def load_checkpoint(
     path: Path, config: ModelConfig, *, ranks: Ranks = ALONE
 ) -> tuple[LoadedModel, ContextLimit]:
-    """Load as `load_model` does, from config.json and weights as published; with its limits."""
+    """Load as `load_model` does, from config.json and weights as published; with the model's own limit."""
     device = _device(config.device)
     codes = device.type == "cpu" or (ranks.size == 1 and holds_codes(config, device))
     source = _Source.open(path, config, reads_codes=codes)
@@ -163,8 +155,6 @@ def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
 
 @dataclass(frozen=True)
 class _Source:
-    """A model as it was published, and where and how it is to be loaded."""
-
     path: Path
     config: ModelConfig
     device: torch.device
@@ -197,22 +187,16 @@ class _Source:
         return end_tokens(self.published.end_tokens(self.model_config), tokenizer, self.vocab_size)
 
     def load(self, attention: str | None, *, kept: bool = False, tower: bool = False) -> PreTrainedModel:
-        """Return the model on its device.
-
-        Args:
-            attention: a name that transformers knows; None: its own choice.
-            kept: linear layers and the embedding keep a file's blocks; see `keep_blocks`.
-            tower: with its vision tower.
-        """
+        """Return the model on its device. `attention` is a name that transformers knows; None: its own choice. Where
+        `kept`, linear layers and the embedding keep a file's blocks: see `winnow.models.fast.blocks.keep_blocks`."""
         try:
             model = self._make(attention, kept=kept, tower=tower).to(self.device)
         except KeyError as error:  # of a table of transformers: of activations, of kinds of rotation
             field = _field_of(error.args[0], self.model_config.get_text_config().to_dict())
             if field is None:
                 raise
-            raise self._refused(
-                f"transformers knows no {field} {error.args[0]!r}, named in its configuration"
-            ) from error
+            reason = f"transformers knows no {field} {error.args[0]!r}, named in its configuration"
+            raise cannot_load(self.path, reason) from error
         return model.eval().requires_grad_(False)
 
     def _make(self, attention: str | None, *, kept: bool, tower: bool) -> Any:
@@ -229,9 +213,8 @@ class _Source:
         with self.published.reading(keeps_blocks=kept) as blocks:
             weights = self.published.weights()  # which makes blocks on the way
             for name, own in blocks.items():
-                weights["state_dict"][name] = torch.zeros((), dtype=self.dtype, device="cpu").expand(
-                    own.shape
-                )
+                zero = torch.zeros((), dtype=self.dtype, device="cpu")
+                weights["state_dict"][name] = zero.expand(own.shape)
             of_states = "state_dict" in weights
             kind = causal_class(self.model_config, states=True, images=tower) if of_states else automatic
             model, found = kind.from_pretrained(
@@ -244,13 +227,11 @@ class _Source:
                 ignore_mismatched_sizes=True,  # transformers would refuse them without a name
             )
         for name, held, wanted in sorted(found["mismatched_keys"]):
-            raise self._refused(
-                f"{name} is of shape {list(held)}, and by its configuration of {list(wanted)}"
-            )
+            reason = f"{name} is of shape {list(held)}, and by its configuration of {list(wanted)}"
+            raise cannot_load(self.path, reason)
         if missing := sorted(found["missing_keys"]):
-            raise self._refused(
-                f"it lacks {len(missing)} of {type(model).__name__}'s weights, such as {missing[0]}"
-            )
+            reason = f"it lacks {len(missing)} of {type(model).__name__}'s weights, such as {missing[0]}"
+            raise cannot_load(self.path, reason)
         self.published.check_weights(model, found["unexpected_keys"])
         if blocks.keys() - dict(model.named_parameters()).keys():  # the class has other names for them
             return self._make(attention, kept=False, tower=tower)
@@ -258,25 +239,20 @@ class _Source:
             attach_blocks(model, blocks, self.device)
         return model
 
-    def _refused(self, reason: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"model: cannot load {self.path}: {reason}")
-
 
 def _read_config(path: Path, published: "Published") -> PretrainedConfig:
     values = published.config_values()
     model_type = values.get("model_type")
     if model_type is None:
-        raise UnsupportedModelError(f"model: cannot load {path}: config.json names no model_type")
+        raise cannot_load(path, "config.json names no model_type")
     kind = config_class(model_type)
     if kind is None:
-        raise UnsupportedModelError(
-            f"model: cannot load {path}: transformers knows no model_type {model_type!r}, named in config.json"
-        )
+        raise cannot_load(path, f"transformers knows no model_type {model_type!r}, named in config.json")
     method = (values.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
     if method not in (*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"):
-        raise UnsupportedModelError(  # transformers would skip it with a warning
-            f"model: cannot load {path}: quantization_config.quant_method {method!r} is none that transformers reads"
-        )
+        # transformers would skip it with a warning.
+        reason = f"quantization_config.quant_method {method!r} is none that transformers reads"
+        raise cannot_load(path, reason)
     # auto_map would name code in the directory. It is dropped before anyone could follow it.
     values.pop("auto_map", None)
     try:
@@ -284,9 +260,8 @@ def _read_config(path: Path, published: "Published") -> PretrainedConfig:
         check_sizes(config)
         check_numbers(config)
     except Exception as error:  # each configuration checks itself in its own way
-        raise UnsupportedModelError(
-            f"model: cannot load {path}: config.json is not a usable configuration: {first_line(error)}"
-        ) from error
+        reason = f"config.json is not a usable configuration: {first_line(error)}"
+        raise cannot_load(path, reason) from error
     published.check_config(config)
     return config
 

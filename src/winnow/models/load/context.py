@@ -19,10 +19,8 @@ _STRETCHING_ROPE = ("linear", "yarn")
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """Context length of a model."""
-
     tokens: int | None
-    """None: its configuration does not say."""
+    """None: the model's configuration does not say."""
     reason: str
     """Reason for the limit, or for none."""
 
@@ -55,10 +53,8 @@ def context_limit(config: "PretrainedConfig") -> ContextLimit:
         # window are not stretched, since max_position_embeddings counts the factor of the others.
         stretched = min(_stretched(limit, kind) for kind in kinds)
         if stretched > limit:
-            limit, reason = (
-                stretched,
-                f"the model's max_position_embeddings times its {_name(kinds)} RoPE's factor",
-            )
+            name = next(kind["rope_type"] for kind in kinds if kind.get("rope_type") in _STRETCHING_ROPE)
+            limit, reason = stretched, f"{reason} times its {name} RoPE's factor"
     for kind in kinds:
         if kind.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
             original = kind.get("original_max_position_embeddings")
@@ -81,7 +77,3 @@ def _stretched(limit: int, rope: Mapping[str, Any]) -> int:
     # YaRN's guides leave max_position_embeddings as it was, or set it to the product: the original tells which.
     original = rope.get("original_max_position_embeddings") or limit
     return max(limit, int(original * factor))
-
-
-def _name(kinds: list[Mapping[str, Any]]) -> str:
-    return next(str(kind["rope_type"]) for kind in kinds if kind.get("rope_type") in _STRETCHING_ROPE)

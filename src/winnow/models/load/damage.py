@@ -21,25 +21,21 @@ _FLOATS = ("Infinity", "-Infinity", "NaN")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    `{"__float__": "Infinity"}`, as transformers writes what JSON lacks, is a number.
-
-    Raises:
-        UnsupportedModelError: the file cannot be read, or holds something else.
-    """
+    """Return the JSON object in a file, `{"__float__": "Infinity"}` read as a number, as transformers writes it. Raises
+    UnsupportedModelError: the file cannot be read, or holds something else."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"), object_hook=_special_float)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UnsupportedModelError(
-            f"model: cannot load {file.parent}: cannot read {file.name}: {reason}"
-        ) from None
+        raise cannot_load(file.parent, f"cannot read {file.name}: {reason}") from None
     if not isinstance(values, dict):
-        raise UnsupportedModelError(
-            f"model: cannot load {file.parent}: {file.name} must hold a JSON object, got {json.dumps(values):.40}"
-        )
+        shown = f"{json.dumps(values):.40}"
+        raise cannot_load(file.parent, f"{file.name} must hold a JSON object, got {shown}")
     return values
+
+
+def cannot_load(path: Path, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"model: cannot load {path}: {reason}")
 
 
 def _special_float(values: dict[str, Any]) -> Any:
@@ -69,7 +65,7 @@ def loading(path: Path) -> Iterator[None]:
         raise UnsupportedModelError(_too_large(path, error)) from None
     # safetensors, tokenizers and transformers each raise what they like, down to plain `Exception`.
     except Exception as error:
-        raise UnsupportedModelError(f"model: cannot load {path}: {first_line(error)}") from error
+        raise cannot_load(path, first_line(error)) from error
 
 
 def _too_large(path: Path, error: Exception) -> str:
@@ -122,10 +118,8 @@ def check_numbers(config: "PretrainedConfig") -> None:
         raise ValueError(f"pad_token_id must be below vocab_size ({size}), got {padding}")
     rope = values.get("rope_parameters") or {}
     found = [(name, values[name], True) for name in _EPSILONS if name in values]
-    for part in (
-        rope,
-        *(each for each in rope.values() if isinstance(each, dict)),
-    ):  # some have one by kind of layer
+    by_kind = [each for each in rope.values() if isinstance(each, dict)]  # some have one by kind of layer
+    for part in (rope, *by_kind):
         found += [(name, part[name], False) for name in _ROPE if name in part]
     for name, value, zero in found:
         number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
@@ -134,15 +128,9 @@ def check_numbers(config: "PretrainedConfig") -> None:
 
 
 def check_vocabulary(path: Path, tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int) -> None:
-    """Refuse a tokenizer of another model, whose tokens this one does not know.
-
-    Tokens that were added to a vocabulary do not count: some tokenizers name a few that text never makes.
-
-    Raises:
-        UnsupportedModelError: names both sizes.
-    """
+    """Refuse a tokenizer of another model, whose tokens this one does not know. Tokens that were added to a vocabulary
+    do not count: some tokenizers name a few that text never makes."""
     if tokenizer is not None and tokenizer.vocab_size > vocab_size:
-        raise UnsupportedModelError(
-            f"model: cannot load {path}: its tokenizer has {tokenizer.vocab_size} tokens, and the model knows "
-            f"{vocab_size}"
+        raise cannot_load(
+            path, f"its tokenizer has {tokenizer.vocab_size} tokens, and the model knows {vocab_size}"
         )

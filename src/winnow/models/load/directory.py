@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 
 from winnow.errors import InvalidRequestError, UnsupportedModelError
-from winnow.models.load.damage import read_object
+from winnow.models.load.damage import cannot_load, read_object
 from winnow.models.load.tokens import load_tokenizer, token_list
 from winnow.sampling import SamplingParams
 
@@ -21,25 +21,17 @@ if TYPE_CHECKING:
 GENERATION = "generation_config.json"
 OWN = "winnow"
 """Value in place of a directory: no recommendation is taken."""
-# By transformers' name: ours. These are the ones that vLLM takes.
-_TAKEN = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
 # What transformers leaves out of account where it does not sample.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+# By transformers' name: ours. These are the ones that vLLM takes.
+_TAKEN = {name: name for name in (*_OF_SAMPLING, "repetition_penalty")} | {"max_new_tokens": "max_tokens"}
 
 
 def sampling_defaults(path: Path, source: str) -> Mapping[str, Any]:
     """Return fields of `SamplingParams` as a model's makers set them.
 
     Args:
-        path: the model's directory.
-        source: "auto": of this directory, if it has any; "winnow": none; else another directory.
+        source: "auto": of the model's directory `path`, if it has any; "winnow": none; else another directory.
 
     Raises:
         UnsupportedModelError: the file is missing where it was named, unreadable, or recommends what cannot be.
@@ -61,7 +53,7 @@ def sampling_defaults(path: Path, source: str) -> Mapping[str, Any]:
     try:
         SamplingParams.from_mapping(found)
     except InvalidRequestError as error:
-        raise UnsupportedModelError(f"model: cannot load {directory}: {GENERATION}: {error}") from None
+        raise cannot_load(directory, f"{GENERATION}: {error}") from None
     return found
 
 
@@ -82,15 +74,15 @@ class ModelDirectory:
     def config_values(self) -> dict[str, Any]:
         """Return what transformers' configuration is made from, `model_type` among it."""
         if (self.path / "adapter_config.json").exists():
-            raise UnsupportedModelError(
-                f"model: cannot load {self.path}: it holds an adapter (adapter_config.json), and adapters are not "
-                "served: merge it into the weights"
+            raise cannot_load(
+                self.path,
+                "it holds an adapter (adapter_config.json), and adapters are not served: merge it into the weights",
             )
         file = self.path / "config.json"
         if not file.exists():
             inside = sorted(self.path.glob("*.gguf"))
             hint = f"; name the file itself: {inside[0]}" if inside else ""
-            raise UnsupportedModelError(f"model: cannot load {self.path}: it holds no config.json{hint}")
+            raise cannot_load(self.path, f"it holds no config.json{hint}")
         return read_object(file)
 
     def check_config(self, config: "PretrainedConfig") -> None:
@@ -99,9 +91,10 @@ class ModelDirectory:
     def weights(self) -> dict[str, Any]:
         """Return keyword arguments of `from_pretrained` that name the weights."""
         if not any(self.path.glob("*.safetensors")):
-            raise UnsupportedModelError(
-                f"model: cannot load {self.path}: it holds no *.safetensors; other weight formats can carry code and "
-                "are not read (load_format=dummy runs a configuration with random weights)"
+            raise cannot_load(
+                self.path,
+                "it holds no *.safetensors; other weight formats can carry code and are not read (load_format=dummy "
+                "runs a configuration with random weights)",
             )
         return {"pretrained_model_name_or_path": self.path, "use_safetensors": True}
 
@@ -125,16 +118,17 @@ class ModelDirectory:
             with safe_open(file, framework="pt") as tensors:
                 for name in () if scaled else tensors.keys():
                     if name.endswith(".weight") and (kind := tensors.get_slice(name).get_dtype())[0] in "IU":
-                        raise UnsupportedModelError(
-                            f"model: cannot load {self.path}: {name} holds integers ({kind}), and config.json names no "
-                            "quantization_config that says their scales"
+                        reason = (
+                            f"{name} holds integers ({kind}), and config.json names no quantization_config"
                         )
+                        raise cannot_load(self.path, f"{reason} that says their scales")
                 held = [name for name in unused if name.endswith(".bias") and name in tensors.keys()]  # noqa: SIM118
                 zeros |= {name for name in held if not tensors.get_tensor(name).any()}
         if unused := [name for name in unused if name not in zeros]:
-            raise UnsupportedModelError(
-                f"model: cannot load {self.path}: {type(model).__name__} makes no use of {len(unused)} of its tensors, "
-                f"such as {unused[0]}, and would answer wrong: its config.json leaves out what they are for"
+            raise cannot_load(
+                self.path,
+                f"{type(model).__name__} makes no use of {len(unused)} of its tensors, such as {unused[0]}, and would "
+                "answer wrong: its config.json leaves out what they are for",
             )
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":

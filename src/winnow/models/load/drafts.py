@@ -34,7 +34,7 @@ def _read_attention(
     sliding_window: int | None = None,
     **__: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with queries [1, Hq, T, d] over what the target's layer of the same kind has stored."""
+    """Attend with queries [1, Hq, T, d] over what the target's layer of the same kind has stored: [1, T, Hq, d]."""
     layer = int(module.kv_layer)  # type: ignore[arg-type]
     out = winnow_step.attend(layer, query[0].transpose(0, 1), AttentionSpec(scaling, sliding_window))
     return out[None], None
@@ -44,20 +44,16 @@ AttentionInterface.register(_NAME, _read_attention)
 
 
 class Assistant:
-    """An assistant that reads layers of the target's cache.
-
-    Raises:
-        ConfigError: it is not one for the target; names the reason.
-    """
+    """An assistant that reads layers of the target's cache. Raises ConfigError: it is not one for the target."""
 
     def __init__(self, path: Path, target: LoadedModel) -> None:
         of_target: Any = target.model
         self._embed, text = of_target.get_input_embeddings(), of_target.config.get_text_config()
         kind = read_object(path / "config.json").get("model_type")
         if kind not in KINDS:
+            known = ", ".join(KINDS)
             raise ConfigError(
-                f"speculative_config: model {path} is a {kind}, and assistants must be of a kind out of "
-                f"{', '.join(KINDS)}"
+                f"speculative_config: model {path} is a {kind}, and assistants must be of a kind out of {known}"
             )
         try:
             self.model: Any = AutoModelForCausalLM.from_pretrained(
@@ -73,17 +69,15 @@ class Assistant:
                 f"speculative_config: model {path} is an assistant of models with hidden states of {own[0]} numbers "
                 f"and {own[1]} tokens, not {text.hidden_size} and {target.vocab_size}"
             )
-        kinds = (getattr(text, "layer_types", None) or [])[
-            : text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
-        ]
+        storing = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
+        kinds = (getattr(text, "layer_types", None) or [])[:storing]
         for module in self.model.modules():
+            if not hasattr(module, "q_proj"):
+                continue
             kind = getattr(module, "layer_type", None)
-            if hasattr(module, "q_proj"):
-                if kind not in kinds:
-                    raise ConfigError(
-                        f"speculative_config: model {path} reads {kind}, which the target has not"
-                    )
-                module.kv_layer = len(kinds) - 1 - kinds[::-1].index(kind)
+            if kind not in kinds:
+                raise ConfigError(f"speculative_config: model {path} reads {kind}, which the target has not")
+            module.kv_layer = len(kinds) - 1 - kinds[::-1].index(kind)
         # What stands where KVs would: it says no more than that there are some.
         self._nothing = torch.zeros(1, 1, 1, 1, dtype=target.dtype, device=target.device)
 
@@ -92,9 +86,7 @@ class Assistant:
     ) -> tuple[Tensor, Tensor]:
         """Return logits [B, V] of the tokens behind `tokens`, int64 [B], and hidden states to continue from, [B, D].
 
-        Args:
-            hidden: states of the tokens before, [B, D].
-            position: at which the cache is read, int64 [B].
+        `hidden`, [B, D], are states of the tokens before, and `position`, int64 [B], is where the cache is read.
         """
         kinds = self.model.config.get_text_config().layer_types
         out = self.model(
@@ -177,15 +169,8 @@ def load_heads(config: ModelConfig, target: LoadedModel) -> LoadedModel:
         geometry = probe_geometry(heads)
     except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise _refused(path, f"{first_line(error):.200}") from error
-    return LoadedModel(
-        heads,
-        target.tokenizer,
-        target.vocab_size,
-        target.max_model_len,
-        target.eos_token_ids,
-        geometry=geometry,
-        trained_len=target.trained_len,
-    )
+    own = target.tokenizer, target.vocab_size, target.max_model_len, target.eos_token_ids
+    return LoadedModel(heads, *own, geometry=geometry, trained_len=target.trained_len)
 
 
 def _refused(path: Path, reason: str) -> ConfigError:

@@ -32,8 +32,7 @@ def locate_model(config: ModelConfig) -> Path:
     the Hub.
 
     Raises:
-        UnsupportedModelError: no such directory or file, or no such repository, revision or access; or it is
-            not in the local cache and there is no network.
+        UnsupportedModelError: no such directory, file, repository, revision or access, or no network.
         ConfigError: `revision` of something that has none.
     """
     model = config.model
@@ -77,8 +76,6 @@ def _fetch(repository: str, revision: str | None, patterns: Sequence[str] = PATT
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    shown = repository if revision is None else f"{repository} at {revision}"
-    failed = f"model: cannot load {shown}: no directory of that name, and "
     try:
         found = snapshot_download(
             repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_NOT_WANTED)
@@ -91,12 +88,14 @@ def _fetch(repository: str, revision: str | None, patterns: Sequence[str] = PATT
         reason = "the repository has no such revision"
     except (OSError, ValueError) as error:  # no network, disk full, an unusable name
         kind = type(error).__name__
-        offline = kind in ("LocalEntryNotFoundError", "OfflineModeIsEnabled")
-        reason = (
-            "it is not in the local cache, and the Hub is not reached (HF_HUB_OFFLINE, or no network)"
-            if offline
-            else f"the Hub answered: {kind}: {' '.join(str(error).split())[:200]}"
-        )
+        reason = f"the Hub answered: {kind}: {' '.join(str(error).split())[:200]}"
+        if kind in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
+            reason = (
+                "it is not in the local cache, and the Hub is not reached (HF_HUB_OFFLINE, or no network)"
+            )
     else:
         return Path(found)
-    raise UnsupportedModelError(failed + reason) from None
+    shown = repository if revision is None else f"{repository} at {revision}"
+    raise UnsupportedModelError(
+        f"model: cannot load {shown}: no directory of that name, and {reason}"
+    ) from None

@@ -37,8 +37,7 @@ def causal_class(
         images: the class with a vision tower, where there is one; else only where there is no other.
 
     Raises:
-        UnsupportedModelError: it is no decoder that generates text from the keys and values of earlier tokens alone;
-            names the kind and what is missing.
+        UnsupportedModelError: it is no decoder that generates text from the keys and values of earlier tokens alone.
     """
     name = config.model_type
     # Their decoders keep a cache of their own kind, also where a configuration uses them alone.
@@ -51,9 +50,8 @@ def causal_class(
     if type(config) not in mapping:
         parts = [part for part in _OTHER_PARTS if getattr(config, part, None) is not None]
         if parts:
-            raise _refused(
-                name, f"is a model of several parts ({', '.join(parts)})", "inputs other than text"
-            )
+            found = f"is a model of several parts ({', '.join(parts)})"
+            raise _refused(name, found, "inputs other than text")
         raise UnsupportedModelError(
             f"model: {name} is not supported: it is not a causal language model, and Winnow generates text"
         )
@@ -65,12 +63,9 @@ def causal_class(
     allowed = (*_ATTENTION, *_BOTH, *_STATES, *_NEITHER) if states and attending_layers(text) else _ATTENTION
     stateful = [kind for kind in sorted(set(_listed(text))) if kind not in allowed]
     if stateful or (getattr(model_class, "_is_stateful", False) and not (states and has_states(text))):
-        found = f" ({', '.join(stateful)})" if stateful else ""
-        raise _refused(
-            shown,
-            f"has layers that keep a state in place of keys and values by token{found}",
-            "such a state: recurrent, convolutional or compressed",
-        )
+        listed = f" ({', '.join(stateful)})" if stateful else ""
+        found = f"has layers that keep a state in place of keys and values by token{listed}"
+        raise _refused(shown, found, "such a state: recurrent, convolutional or compressed")
     return model_class
 
 

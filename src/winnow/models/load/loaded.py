@@ -36,7 +36,7 @@ class Verified:
     """Distance of Winnow's logits from those of the model's own code."""
 
     difference: float
-    """Difference as a part of the norm of the model's own logits; NaN where those are not finite."""
+    """As a part of the norm of the model's own logits; NaN where those are not finite."""
     tolerance: float
     num_tokens: int
     past: int
@@ -45,8 +45,6 @@ class Verified:
 
 @dataclass(frozen=True)
 class PlainModel:
-    """A causal language model, and what an engine must know of it."""
-
     model: "ServedModel"
     tokenizer: "PreTrainedTokenizerBase | None"
     vocab_size: int
@@ -93,13 +91,8 @@ class LoadedModel(PlainModel):
     def kv_layout(
         self, config: CacheConfig, num_accumulators: int, chunk: int | None = None, *, bias: bool = False
     ) -> CacheLayout:
-        """Return the shape of a cache for this model; a step computes at most `chunk` tokens of one sequence.
-
-        It is that of all ranks. With `bias` KVs have one, as with the option kv_bias.
-
-        Raises:
-            ConfigError: KVs of the model's head_dim cannot be stored as `config` says.
-        """
+        """Return the shape of a cache for this model over all ranks; raises as `configured_layout`. A step computes at
+        most `chunk` tokens of one sequence. With `bias` KVs have one, as with the option kv_bias."""
         geometry = self.geometry
         if chunk is not None and not isinstance(self.processor, str):
             chunk = max(chunk, self.processor.longest_run)
@@ -132,12 +125,11 @@ class LoadedModel(PlainModel):
         states: RecurrentStates | None,
         images: "PackedImages | None" = None,
     ) -> torch.Tensor:
-        """Return logits of a packed step, [n, V].
+        """Return logits of a packed step of tokens, int64 [T]: [n, V].
 
         Args:
-            tokens: int64 [T], where `spans` says.
             wanted: tokens whose logits are wanted, int64 [n]; 0: all.
-            states: of the model's layers, as `open_states` gave them; they are after these tokens then.
+            states: as `open_states` gave them; they are after these tokens then.
             images: among the tokens, or before them where that moves their rotary positions.
         """
         more: dict[str, Any] = {}

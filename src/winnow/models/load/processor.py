@@ -55,9 +55,8 @@ def load_processor(
     """Return the processor in a model's directory; text: why there is none, or why it cannot be used."""
     kind_name = config.model_type
     if kind_name not in SERVED:
-        return _REFUSED.get(kind_name, "pictures of {} have not been compared with transformers").format(
-            kind_name
-        )
+        reason = _REFUSED.get(kind_name, "pictures of {} have not been compared with transformers")
+        return reason.format(kind_name)
     if not has_processor(path):
         return f"{path} holds no processor_config.json"
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
@@ -101,10 +100,11 @@ def _for_pictures(kind: Any) -> Any:
         whole = [None if name in others else next(rest) for name in names[:count]]
         return super(alone, cls).from_args_and_dict(whole, *more, **options)
 
-    methods: dict[str, Any] = {"get_attributes": attributes, "from_args_and_dict": from_args_and_dict}
-    alone: Any = type(
-        kind.__name__, (kind, Alone), {name: classmethod(each) for name, each in methods.items()}
-    )
+    methods = {
+        "get_attributes": classmethod(attributes),
+        "from_args_and_dict": classmethod(from_args_and_dict),
+    }
+    alone: Any = type(kind.__name__, (kind, Alone), methods)
     return alone
 
 
@@ -143,15 +143,12 @@ class Processor:
 
     def _run(self, image: "Image") -> dict[str, Any]:
         """Return what the processor makes of a picture alone: its pixels, and the text that takes its mark's place."""
-        return dict(
-            self._own(
-                text=[self._own.image_token],
-                images=[image],
-                add_special_tokens=False,
-                return_text_replacement_offsets=True,
-                return_tensors="pt",
-            )
-        )
+        options = {
+            "add_special_tokens": False,
+            "return_text_replacement_offsets": True,
+            "return_tensors": "pt",
+        }
+        return dict(self._own(text=[self._own.image_token], images=[image], **options))
 
     def _images(
         self, ids: list[int], data: Sequence[Mapping[str, Any]], sizes: Sequence[tuple[int, int]]
@@ -171,15 +168,13 @@ class Processor:
             if positions is not None:
                 behind = int(own[-1]) + 1
                 fields["positions"] = positions[:, own]
-                last = positions[:, :behind].max() + 1 - behind
-                fields["position_offset"] = int(last)
+                fields["position_offset"] = int(positions[:, :behind].max()) + 1 - behind
             if self._two_way:
                 fields["two_way"] = tuple((int(run[0]), int(run[-1]) + 1) for run in _runs(own))
             images.append(PromptImage.of(each, own, **fields))
         if positions is not None and not np.array_equal(rotary_positions(images, 0, len(ids)), positions):
-            raise InvalidRequestError(
-                f"images: {self._config.model_type} counts positions in a way of its own"
-            )
+            kind = self._config.model_type
+            raise InvalidRequestError(f"images: {kind} counts positions in a way of its own")
         return tuple(images)
 
     def _inputs(self, data: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
@@ -254,10 +249,7 @@ def _positions_of(config: "PretrainedConfig", model_class: "type[PreTrainedModel
 
 @dataclass(frozen=True)
 class PackedImages:
-    """Pictures of a packed step of T tokens.
-
-    transformers' own forward puts what the tower makes of them in the places of their tokens' embeddings, and does all
-    that a class does beside it: it is handed the tower's outputs, of as many tokens as the step has.
+    """Pictures of a packed step of T tokens, whose features transformers' own forward puts in their tokens' places.
 
     Attributes:
         tokens: indices in the batch of the n tokens that stand for parts of pictures, int64 [n], ascending.
@@ -290,12 +282,9 @@ class PackedImages:
             padded = model.config.model_type == "gemma4"
             alone = model.config.text_config.pad_token_id if padded else image_token(model.config)
             embedded = model.get_input_embeddings()(torch.full_like(tokens[places], alone))
-            features = tuple(
-                (
-                    embedded.to(each.dtype) if index == 0 else each.new_zeros(len(places), each.shape[1])
-                ).index_copy(0, own, each)
-                for index, each in enumerate(features)
-            )
+            first, *further = features
+            wider = [embedded.to(first.dtype), *(x.new_zeros(len(places), x.shape[1]) for x in further)]
+            features = tuple(x.index_copy(0, own, each) for x, each in zip(wider, features, strict=True))
         first, *further = features
         out = BaseModelOutputWithPooling(pooler_output=first if self.joined else (first,))
         out.deepstack_features = [(each,) for each in further]
@@ -306,11 +295,8 @@ class PackedImages:
 def run_tower(
     model: "PreTrainedModel", images: Sequence[PromptImage]
 ) -> tuple[list[tuple[Tensor, ...]], bool]:
-    """Return what the vision tower makes of each picture, and `joined`: see `PackedImages`.
-
-    Args:
-        images: whose inputs have the same shapes; a class computes them in one batch.
-    """
+    """Return what the vision tower makes of each picture, and `joined`: see `PackedImages`. The pictures' inputs have
+    the same shapes, and are computed in one batch."""
     inputs = {}
     for name, value in images[0].inputs.items():
         rows = [torch.from_numpy(image.inputs[name]) for image in images]
@@ -320,9 +306,8 @@ def run_tower(
     parts = [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
     counts = [len(image.tokens) for image in images]
     features = [_flat(part).to(model.dtype) for part in parts]
-    assert len(features[0]) == sum(counts), (
-        f"the tower gives {len(features[0])} features for {sum(counts)} tokens"
-    )
+    found, wanted = len(features[0]), sum(counts)
+    assert found == wanted, f"the tower gives {found} features for {wanted} tokens"
     # A copy of each: what stays of a batch is dropped picture by picture.
     split = [[each.clone() for each in part.split(counts)] for part in features]
     return list(zip(*split, strict=True)), isinstance(out.pooler_output, Tensor)

@@ -54,9 +54,8 @@ class Codes:
     def numbers(self) -> Tensor:
         out_features = len(self.codes)
         if self.group is not None:
-            return self.scales.float()[:, self.group] * (
-                self.codes.float() - self.zeros.float()[:, self.group]
-            )
+            scales, zeros = (each.float()[:, self.group] for each in (self.scales, self.zeros))
+            return scales * (self.codes.float() - zeros)
         codes = self.codes.float().view(out_features, self.scales.shape[1], -1)
         return (self.scales.float()[..., None] * (codes - self.zeros.float()[..., None])).flatten(1)
 
@@ -175,26 +174,16 @@ def _read_compressed(take: Take, values: Mapping[str, Any]) -> Codes | FloatCode
     assert scales is not None
     scales = scales.view(len(scales), -1)
     packed, zeros, whole = take("weight_packed"), take("weight_zero_point"), take("weight")
+    same = partial(torch.full_like, scales, dtype=torch.int32)
     if whole is not None:  # int8
-        offset = (
-            zeros.int().view(scales.shape)
-            if zeros is not None
-            else torch.zeros_like(scales, dtype=torch.int32)
-        )
-        return Codes(8, whole.view(torch.uint8) ^ 128, scales, offset + 128, group)
+        zeros = same(128) if zeros is None else zeros.int().view(scales.shape) + 128
+        return Codes(8, whole.view(torch.uint8) ^ 128, scales, zeros, group)
     shape = take("weight_shape")
     assert packed is not None and shape is not None
     bits = next(iter(values["config_groups"].values()))["weights"]["num_bits"]
     codes = _unpack(packed, bits, 1)[:, : int(shape[1])].contiguous()
-    if zeros is None:
-        return Codes(
-            bits,
-            codes,
-            scales,
-            torch.full(scales.shape, 1 << bits - 1, dtype=torch.int32, device="cpu"),
-            group,
-        )
-    return Codes(bits, codes, scales, _unpack(zeros, bits, 0)[: len(scales)], group)
+    zeros = same(1 << bits - 1) if zeros is None else _unpack(zeros, bits, 0)[: len(scales)]
+    return Codes(bits, codes, scales, zeros, group)
 
 
 @dataclass(frozen=True)
@@ -206,15 +195,10 @@ class _Method:
     """Of all the others."""
 
 
-_FP8 = _Method(
-    _read_fp8,
-    ("weight_scale_inv", "weight_scale"),
-    ("weight", "input_scale", "input_scale_ub", "activation_scale"),
-)
+_FP8_PARTS = ("weight", "input_scale", "input_scale_ub", "activation_scale")
+_FP8 = _Method(_read_fp8, ("weight_scale_inv", "weight_scale"), _FP8_PARTS)
 _METHODS = {
-    "fp8": _FP8,
-    "fbgemm_fp8": _FP8,
-    "modelopt": _FP8,
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "modelopt"), _FP8),
     "gptq": _Method(_read_gptq, ("qweight",), ("qzeros", "scales", "g_idx")),
     "awq": _Method(_read_awq, ("qweight",), ("qzeros", "scales")),
     "compressed-tensors": _Method(
@@ -256,9 +240,8 @@ def _is_read(values: Mapping[str, Any]) -> bool:
     if method == "gptq":
         return values.get("bits") in (4, 8)
     if method == "awq":
-        return (values.get("bits") or values.get("w_bit")) == 4 and values.get(
-            "version", "gemm"
-        ).lower() == "gemm"
+        bits, version = values.get("bits") or values.get("w_bit"), values.get("version", "gemm")
+        return bits == 4 and version.lower() == "gemm"
     if method == "fp8":
         return values.get("fmt", "e4m3") == "e4m3" and values.get("expert_dtype", "fp8") == "fp8"
     if method == "modelopt":
@@ -295,14 +278,9 @@ class QuantizedDirectory(ModelDirectory):
         self._method = _METHODS[values["quant_method"]]
         self._kept: dict[str, Blocks] | None = None
 
-    @property
-    def keeps_blocks(self) -> bool:
-        return True
-
     def config_values(self) -> dict[str, Any]:
-        return {
-            name: value for name, value in super().config_values().items() if name != "quantization_config"
-        }
+        values = super().config_values()
+        return {name: value for name, value in values.items() if name != "quantization_config"}
 
     @contextmanager
     def reading(self, *, keeps_blocks: bool = False) -> Iterator[dict[str, Blocks]]:
@@ -313,14 +291,12 @@ class QuantizedDirectory(ModelDirectory):
         super().weights()  # which says that there are none
         found: dict[str, Tensor] = {}
         with ExitStack() as stack:
-            files = [
-                stack.enter_context(safe_open(file, "pt")) for file in sorted(self.path.glob("*.safetensors"))
-            ]
+            paths = sorted(self.path.glob("*.safetensors"))
+            files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
             of_name = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+            named = [name.rpartition(".") for name in of_name]
+            layers = dict.fromkeys(layer for layer, _, end in named if end in self._method.marks)
             ends = (*self._method.marks, *self._method.parts)
-            layers = dict.fromkeys(
-                n.rpartition(".")[0] for n in of_name if n.rpartition(".")[2] in self._method.marks
-            )
             taken = {f"{layer}.{end}" for layer in layers for end in ends}
             found.update((name, file.get_tensor(name)) for name, file in of_name.items() if name not in taken)
 
@@ -330,11 +306,10 @@ class QuantizedDirectory(ModelDirectory):
 
             for layer in layers:
                 codes = self._method.read(partial(take, layer), self._values)
-                blocks = None if self._kept is None else codes.blocks()
-                if self._kept is None or blocks is None:
-                    found[f"{layer}.weight"] = codes.numbers()
-                else:
+                if self._kept is not None and (blocks := codes.blocks()) is not None:
                     self._kept[f"{layer}.weight"] = blocks
+                else:
+                    found[f"{layer}.weight"] = codes.numbers()
         if self._kept is not None:
             found |= _join_experts(self._kept)
         return {"pretrained_model_name_or_path": None, "state_dict": found}

@@ -1,14 +1,12 @@
 """A model's tokenizer, and what kind of text a token is, for policies that keep kinds."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from winnow.errors import UnsupportedModelError
 from winnow.eviction import PAPER_POOL
-from winnow.models.load.damage import first_line
+from winnow.models.load.damage import cannot_load, first_line
 from winnow.process.digest import TOKENIZER_FILES
 
 if TYPE_CHECKING:
@@ -16,14 +14,11 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedTokenizerBase | None":
-    """Return the tokenizer in a directory, or None where it has none: then prompts are token ids.
+    """Return the tokenizer in a directory, or None where it has none: then prompts are token ids. Raises
+    UnsupportedModelError: its files cannot be used.
 
     Args:
-        class_name: as `tokenizer_class` gave it: of the class that will be found. Looking for it imports the
-            configurations of all models.
-
-    Raises:
-        UnsupportedModelError: its files cannot be used.
+        class_name: as `tokenizer_class` gave it. Looking for the class imports the configurations of all models.
     """
     if not any((path / file).is_file() for file in TOKENIZER_FILES):
         return None
@@ -35,9 +30,7 @@ def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedToke
             raise ValueError(f"transformers has no tokenizer called {class_name!r}")
         return kind.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # tokenizers raises plain `Exception`
-        raise UnsupportedModelError(
-            f"model: cannot load {path}: its tokenizer is not usable: {first_line(error)}"
-        ) from error
+        raise cannot_load(path, f"its tokenizer is not usable: {first_line(error)}") from error
 
 
 def tokenizer_class(tokenizer: "PreTrainedTokenizerBase | None") -> str | None:
@@ -62,9 +55,7 @@ def end_tokens(
     the model cannot say: default configurations name such tokens.
     """
     own = None if tokenizer is None else tokenizer.eos_token_id
-    return frozenset(
-        token for token in (*declared, *([] if own is None else [own])) if 0 <= token < vocab_size
-    )
+    return frozenset(token for token in (*declared, own) if token is not None and 0 <= token < vocab_size)
 
 
 def _is_tokenizer(kind: object) -> bool:
@@ -73,13 +64,14 @@ def _is_tokenizer(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase)
 
 
-_SAMPLES: Mapping[str, float] = MappingProxyType(
-    {
+_SAMPLES = (
+    (
         "The committee met on the second floor of the old library, where the windows look out over the river. "
         "It was decided that the bridge should be repaired before the winter, and that the cost would be shared "
-        "by the towns on both sides.": 4.3,
-        "4815162 3141592 2718281 1618033 9460730 5772156 6022140 8314462 1380649 6626070": 3.0,
-    }
+        "by the towns on both sides.",
+        4.3,
+    ),
+    ("4815162 3141592 2718281 1618033 9460730 5772156 6022140 8314462 1380649 6626070", 3.0),
 )
 """Texts, each with the characters that one token of Llama 3 covers: of prose about 4.3, of digits 3, which its
 pre-tokenizer groups them by."""
@@ -97,13 +89,10 @@ def text_pool(tokenizer: "PreTrainedTokenizerBase | None") -> int:
     if tokenizer is None:
         return PAPER_POOL
     width = PAPER_POOL
-    for text, paper_chars in _SAMPLES.items():
-        count = sum(len(tokenizer.encode(word, add_special_tokens=False)) for word in _words(text))
-        chars = sum(map(len, _words(text))) / max(1, count)
+    for text, paper_chars in _SAMPLES:
+        # Numbers alone, since the blank before one is a token in some tokenizers.
+        words = text.split() if text[0].isdigit() else [text]
+        count = sum(len(tokenizer.encode(word, add_special_tokens=False)) for word in words)
+        chars = sum(map(len, words)) / max(1, count)
         width = max(width, math.ceil(PAPER_POOL * paper_chars / chars - 1e-6))
     return min(width + (width + 1) % 2, _MAX_POOL)
-
-
-def _words(text: str) -> list[str]:
-    """Return the pieces that are measured: numbers alone, since the blank before one is a token in some tokenizers."""
-    return text.split() if text[0].isdigit() else [text]

@@ -72,9 +72,7 @@ class LayerCall:
         return cos, sin
 
     def to(self, dtype: torch.dtype) -> "LayerCall":
-        return replace(
-            self, args=_cast(self.args, dtype), kwargs=_cast(self.kwargs, dtype), states=self.states.to(dtype)
-        )
+        return LayerCall(_cast(self.args, dtype), _cast(self.kwargs, dtype), self.states.to(dtype))
 
 
 @dataclass(frozen=True)
@@ -91,10 +89,8 @@ class Tried:
             return "it returns more than hidden states"
         if len(self.asked) > 1 or len(other.asked) != len(self.asked):
             return "it does not attend once"
-        for (layer, *mine, spec), (other_layer, *theirs, other_spec) in zip(
-            self.asked, other.asked, strict=True
-        ):
-            if layer != other_layer or not _same_spec(spec, other_spec):
+        for (layer, *mine, spec), (number, *theirs, its) in zip(self.asked, other.asked, strict=True):
+            if layer != number or not _same_spec(spec, its):
                 return "it asks something else of attention"
             for name, a, b in zip(("queries", "keys", "values"), mine, theirs, strict=True):
                 if not close(a, b, tolerance):
@@ -106,8 +102,6 @@ class Tried:
 
 @dataclass(frozen=True)
 class LayerResult:
-    """Record of a layer's results on all hidden states that it was tried on."""
-
     tried: tuple[Tried, ...]
 
     @property
@@ -140,36 +134,23 @@ def record_calls(model: "PreTrainedModel", layers: nn.ModuleList, max_position: 
 
 @torch.inference_mode()
 def run_model(
-    model: Any,
-    max_position: int,
-    step: Any,
-    logits_index: int | None = None,
-    vocab_size: int | None = None,
+    model: Any, max_position: int, step: Any, logits_index: int | None = None, vocab_size: int | None = None
 ) -> Tensor:
-    """Return logits of random tokens, [1, T, V], or of the one at `logits_index` alone, [1, 1, V].
-
-    Args:
-        vocab_size: None: what the model's configuration says.
-    """
+    """Return logits of random tokens, [1, T, V], or of the one at `logits_index` alone, [1, 1, V]. `vocab_size` None is
+    what the model's configuration says."""
     last = max_position - 1
     positions = torch.tensor([sorted({min(p, last) for p in (*_POSITIONS, last)})], device=model.device)
     if vocab_size is None:
         vocab_size = model.config.get_text_config().vocab_size
-    tokens = torch.randint(
-        vocab_size, positions.shape, generator=torch.Generator().manual_seed(0), device="cpu"
-    )
-    keep = (
-        torch.arange(positions.shape[1], device="cpu")
-        if logits_index is None
-        else torch.tensor([logits_index], device="cpu")
-    )
-    logits: Tensor = model(
-        input_ids=tokens.to(model.device),
-        position_ids=positions,
-        use_cache=False,
-        logits_to_keep=keep.to(model.device),
-        winnow_step=step,
-    ).logits
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab_size, positions.shape, generator=generator, device="cpu").to(model.device)
+    keep = torch.arange(positions.shape[1], device=model.device)
+    options = {
+        "use_cache": False,
+        "logits_to_keep": keep if logits_index is None else keep[[logits_index]],
+        "winnow_step": step,
+    }
+    logits: Tensor = model(input_ids=tokens, position_ids=positions, **options).logits
     return logits
 
 
@@ -226,10 +207,8 @@ def _same_addition(hidden: Tensor, a: Tensor, b: Tensor, tolerance: float | None
 
 
 def _within(errors: Tensor, expected: Tensor, dtype: torch.dtype, tolerance: float | None) -> bool:
-    """Return whether errors of tokens, [..., T], are rounding beside what was expected, [..., T, size].
-
-    All tokens count alike: the first of a text may be a thousand times as large as others.
-    """
+    """Return whether errors of tokens, [..., T], are rounding beside what was expected, [..., T, size]. All tokens
+    count alike: the first of a text may be a thousand times as large as others."""
     parts = errors / expected.norm(dim=-1).clamp_min(1e-30)
     if tolerance is None:
         return float(parts.pow(2).mean().sqrt()) <= TOLERANCE[dtype]  # False for NaN
@@ -272,10 +251,8 @@ def fuse_layer(
     Compared twice: in float32, where any difference beyond rounding shows, and as it will run.
 
     Args:
-        call: how the model calls the layer.
         shape: query heads, KV heads and head_dim.
-        make_linear: of its products.
-        rounds: their weights are rounded further than the layer's.
+        rounds: weights of products are rounded further than the layer's.
     """
     parts = LayerParts.of(layer, *shape)
     rotation = call.rotation

@@ -40,13 +40,8 @@ class PackedWeight:
         self.packed, self.panels = packed, panels  # what `native` points at
         self.dtype = packed.dtype if dtype is None else dtype
         self.in_features, self.out_features = in_features, out_features
-        self.native = native.PackedWeight(
-            native.native_dtype(self.dtype),
-            packed.data_ptr(),
-            in_features,
-            out_features,
-            0 if panels is None else panels.data_ptr(),
-        )
+        form, kinds = native.native_dtype(self.dtype), 0 if panels is None else panels.data_ptr()
+        self.native = native.PackedWeight(form, packed.data_ptr(), in_features, out_features, kinds)
 
     @property
     def kinds(self) -> set[str]:
@@ -70,12 +65,8 @@ class LayerKernels:
         return dtype in native.DTYPES
 
     def panel_shape(self, dtype: torch.dtype) -> tuple[int, int]:
-        """Return rows of a panel, and how many elements of a row lie together in it.
-
-        Both depend on the instruction set.
-
-        A packed weight is cut into panels, in each of which the elements of its rows lie side by side.
-        """
+        """Return rows of a panel, and how many elements of a row lie together in it: both depend on the instruction
+        set. A packed weight is cut into panels, in each of which the elements of its rows lie side by side."""
         weight = torch.tensor([[1, 2], [3, 4]], dtype=dtype, device="cpu")
         packed = self.pack(weight).packed
         return len(packed) // weight.shape[1], 2 if packed[1] == weight[0, 1] else 1
@@ -102,17 +93,12 @@ class LayerKernels:
         return out
 
     def pack_blocks(self, parts: Sequence[Blocks], dtype: torch.dtype) -> PackedWeight:
-        """Copy weights of the same inputs, side by side, into panels, for rows of a type.
-
-        Where they are of several kinds and do not fill panels, all become Q8_0.
-        """
+        """Copy weights of the same inputs, side by side, into panels, for rows of a type. Where they are of several
+        kinds and do not fill panels, all become Q8_0."""
         assert self.packs_blocks(dtype)
-        panel = self.block_panel
-        if len({part.kind for part in parts}) == 1:
-            parts = (
-                [Blocks(parts[0].kind, torch.cat([part.data for part in parts]))] if len(parts) > 1 else parts
-            )
-        elif any(part.shape[0] % panel for part in parts[:-1]):
+        if len(parts) > 1 and len({part.kind for part in parts}) == 1:
+            parts = [Blocks(parts[0].kind, torch.cat([part.data for part in parts]))]
+        elif any(part.shape[0] % self.block_panel for part in parts[:-1]):
             return self.pack_blocks([quantize(part.numbers(torch.float32), "Q8_0") for part in parts], dtype)
         in_features = parts[0].shape[1]
         rows, sizes = [], []
@@ -128,8 +114,8 @@ class LayerKernels:
         return PackedWeight(packed, in_features, sum(part.shape[0] for part in parts), dtype, panels)
 
     def unpack_rows(self, weight: PackedWeight, features: Tensor) -> Tensor:
-        """Map rows of the dense weight: features, int64 [...] -> [..., in_features]. Raises IndexError: the weight has
-        no such row."""
+        """Return rows of the dense weight, [..., in_features], for features, int64 [...]. Raises IndexError: it has no
+        such row."""
         assert features.dtype == torch.int64
         features = features.contiguous()
         out = torch.empty(*features.shape, weight.in_features, dtype=weight.dtype, device="cpu")
@@ -159,35 +145,24 @@ class LayerKernels:
         biases: Sequence[Tensor | None],
         counts: Sequence[int],
     ) -> Tensor:
-        """Return what `linear` gives consecutive rows of x [T, in_features], `counts` of them for each weight.
-
-        Args:
-            weights: of the same type and shape.
-        """
+        """Return what `linear` gives consecutive rows of x [T, in_features], `counts` of them for each of the weights,
+        which are of the same type and shape."""
         x = x.contiguous()
         out = x.new_empty(len(x), weights[0].out_features)
         self._kernels.grouped_linear(
-            [weight.native for weight in weights],
-            [0 if bias is None else bias.data_ptr() for bias in biases],
-            x.data_ptr(),
-            out.data_ptr(),
-            counts,
-            torch.get_num_threads(),
-        )
+            [weight.native for weight in weights], [0 if bias is None else bias.data_ptr() for bias in biases],
+            x.data_ptr(), out.data_ptr(), counts, torch.get_num_threads(),
+        )  # fmt: skip
         return out
 
     def pre_attention(
         self, layer: native.DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor, width: int
     ) -> Tensor:
-        """Return a layer up to its attention: norm, queries, keys and values, rotation.
+        """Return a layer up to its attention, [T, width]: norm, queries, keys and values side by side, rotation.
 
         Args:
             x: [T, hidden_size], dense, of the type of the layer's weights.
             cos, sin: [T, rotary_dim].
-            width: of a row of queries, keys and values.
-
-        Returns:
-            [T, width].
         """
         assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
         assert x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
@@ -200,12 +175,8 @@ class LayerKernels:
         return out
 
     def post_attention(self, layer: native.DecoderLayer, residual: Tensor, attended: Tensor) -> Tensor:
-        """Return the rest of a layer: output projection, norm, feed-forward part, both added to the layer's input.
-
-        Args:
-            residual: the layer's input, [T, hidden_size], dense.
-            attended: what attention read, [T, Hq * d], dense.
-        """
+        """Return the rest of a layer: output projection, norm, feed-forward part, both added to the layer's input,
+        `residual`, [T, hidden_size]. What attention read is [T, Hq * d]. Both are dense."""
         assert residual.is_contiguous() and attended.is_contiguous() and residual.dtype == attended.dtype
         out = residual.clone()
         self._kernels.post_attention(
@@ -223,15 +194,12 @@ class LayerKernels:
         spec: NativeSpec,
         step: NativeStep,
     ) -> Tensor:
-        """Return a whole layer, attention over the cache included.
+        """Return a whole layer, attention over the cache included, [T, hidden_size].
 
         Args:
             index: the layer's number in the cache.
             x: its input, [T, hidden_size], dense, of the type of the layer's weights; KVs have the cache's.
             cos, sin: [T, rotary_dim].
-
-        Returns:
-            Its output, [T, hidden_size].
         """
         assert x.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
         assert x.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
@@ -255,29 +223,19 @@ class LayerKernels:
         logits_indices: Tensor | None,
         vocab_size: int,
     ) -> Tensor:
-        """Return a whole model.
+        """Return logits of a whole model, [T, vocab_size] or [n, vocab_size]. Raises IndexError: the embedding does not
+        know a token.
 
         Args:
             tokens: of the step, int64 [T], dense.
             cos, sin: of the positions from 0 to those of the step, [positions, rotary_dim], of the weights' type.
             logits_indices: tokens whose logits are asked for, int64 [n]; None: all.
-
-        Returns:
-            Logits, [T, vocab_size] or [n, vocab_size].
-
-        Raises:
-            IndexError: the embedding does not know a token.
         """
-        assert tokens.dtype == torch.int64 and tokens.is_contiguous()
+        for each in (tokens, *(() if logits_indices is None else (logits_indices,))):
+            assert each.dtype == torch.int64 and each.is_contiguous()
         assert cos.is_contiguous() and sin.is_contiguous() and step.batch.end <= len(cos)
-        assert (
-            cos.dtype == sin.dtype
-            and native.native_dtype(cos.dtype) == decoder.dtype
-            and cos.shape == sin.shape
-        )
-        assert logits_indices is None or (
-            logits_indices.dtype == torch.int64 and logits_indices.is_contiguous()
-        )
+        assert cos.dtype == sin.dtype and cos.shape == sin.shape
+        assert native.native_dtype(cos.dtype) == decoder.dtype
         logits = cos.new_empty(len(tokens if logits_indices is None else logits_indices), vocab_size)
         self._kernels.decode(
             self._work, decoder, tokens.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[1],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from winnow.models.bind.binding import AttentionStep
     from winnow.models.fast.fused.kernels import LayerKernels
     from winnow.models.fast.fused.triton_passes import TritonPasses
-    from winnow.native import DecoderLayer, RmsNorm, StackedLayer
+    from winnow.native import DecoderLayer, StackedLayer
 
     LayerPasses: TypeAlias = LayerKernels | TritonPasses
 
@@ -62,7 +62,6 @@ class FusedLayer(nn.Module):
         layer_idx: its number from the bottom.
         products: the four matrix products by name, each [T, in] -> [T, out]: `qkv` (queries, keys and values side by
             side), `output`, `gate_up` (both side by side), `down`.
-        spec: how the layer attends.
         shape: query heads, KV heads and head_dim.
         attributes: of the layer that it replaces; models may look at them.
 
@@ -119,10 +118,8 @@ class FusedLayer(nn.Module):
         winnow_step: "AttentionStep",
         **__: Any,
     ) -> Tensor:
-        """Map hidden_states [1, T, hidden_size] -> the same shape; the input is left as it is.
-
-        Everything else that transformers passes to a layer changes nothing here: masks follow from positions.
-        """
+        """Map hidden_states [1, T, hidden_size] -> the same shape; the input is left as it is. All else that
+        transformers passes to a layer changes nothing here: masks follow from positions."""
         residual = hidden_states[0]
         logits_indices: Tensor | None = None
         if self.last_layer_only_wanted:
@@ -130,10 +127,8 @@ class FusedLayer(nn.Module):
         native: NativeStep | None = getattr(winnow_step, "native", None)
         if self._native is not None and native is not None and logits_indices is None:
             cos, sin = position_embeddings[0][0], position_embeddings[1][0]
-            whole = self._native_kernels.decoder_layer(
-                self._native, self.layer_idx, residual, cos, sin, self._native_spec, native
-            )
-            return whole[None]
+            kernels, spec = self._native_kernels, self._native_spec
+            return kernels.decoder_layer(self._native, self.layer_idx, residual, cos, sin, spec, native)[None]
         attended = self._attend(residual, position_embeddings, winnow_step)
         if logits_indices is not None:
             residual, attended = residual[logits_indices], attended[logits_indices]
@@ -190,32 +185,10 @@ def native_layer(
     from winnow.models.fast.fused.kernels import NO_NORM, native_activation
     from winnow.native import DecoderLayer
 
-    def of(norm: NormWeight | None) -> "RmsNorm":
-        return NO_NORM if norm is None else norm.native
-
-    qkv, output, gate_up, down = (packed[name] for name in ("qkv", "output", "gate_up", "down"))
-    query_heads, kv_heads, head_dim = shape
-    return DecoderLayer(
-        qkv=qkv.packed.native,
-        qkv_bias=_address(qkv.bias),
-        output=output.packed.native,
-        output_bias=_address(output.bias),
-        gate_up=gate_up.packed.native,
-        gate_up_bias=_address(gate_up.bias),
-        down=down.packed.native,
-        down_bias=_address(down.bias),
-        input_norm=norms.input.native,
-        query_norm=of(norms.query),
-        key_norm=of(norms.key),
-        post_norm=norms.post.native,
-        output_norm=of(norms.output),
-        down_norm=of(norms.down),
-        activation=native_activation(activation),
-        num_query_heads=query_heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-    )
-
-
-def _address(bias: Tensor | None) -> int:
-    return 0 if bias is None else bias.data_ptr()
+    parts: dict[str, Any] = dict(zip(("num_query_heads", "num_kv_heads", "head_dim"), shape, strict=True))
+    for name, product in packed.items():
+        parts[name] = product.packed.native
+        parts[f"{name}_bias"] = 0 if product.bias is None else product.bias.data_ptr()
+    for place, norm in vars(norms).items():
+        parts[f"{place}_norm"] = NO_NORM if norm is None else norm.native
+    return DecoderLayer(**parts, activation=native_activation(activation))

@@ -24,12 +24,7 @@ class Activation(Enum):
 
 
 class NormWeight:
-    """The weight of a root-mean-square norm.
-
-    Args:
-        weight: [size], dense.
-        one_plus: rows are multiplied by 1 + weight (Gemma).
-    """
+    """The weight of a root-mean-square norm, [size], dense. With `one_plus` rows are multiplied by 1 + it (Gemma)."""
 
     def __init__(self, weight: Tensor, eps: float, *, one_plus: bool = False) -> None:
         assert weight.is_contiguous(), "a kernel reads the weight as one dense row"
@@ -47,8 +42,6 @@ _CLOSE = 1e-5
 
 @dataclass(frozen=True)
 class LayerNorms:
-    """The norms of a layer."""
-
     input: NormWeight
     post: NormWeight
     """Before the feed-forward part."""
@@ -65,7 +58,7 @@ class LayerNorms:
 class LayerParts:
     """norm - queries, keys, values - (norms of heads) - attention - output - (norm) -, norm - gate, up - down - (norm).
 
-    Names alone prove nothing: whether a layer of these parts computes what the whole does is tried out in `probe`.
+    Names alone prove nothing: whether a layer of these parts computes what the whole does is tried out in `fuse_layer`.
     """
 
     norms: LayerNorms
@@ -96,14 +89,10 @@ class LayerParts:
             *((part.in_features, hidden_size) for part in (*qkv, *gate_up)),
         ]
         names = {"input": "input_layernorm", "post": "post_attention_layernorm"}
-        if hasattr(
-            layer, "pre_feedforward_layernorm"
-        ):  # then the other is what its name says, after attention
-            names |= {
-                "output": "post_attention_layernorm",
-                "post": "pre_feedforward_layernorm",
-                "down": "post_feedforward_layernorm",
-            }
+        if hasattr(layer, "pre_feedforward_layernorm"):
+            # Then the other is what its name says, after attention.
+            names |= {"output": names["post"], "post": "pre_feedforward_layernorm"}
+            names["down"] = "post_feedforward_layernorm"
         norms = {place: read_norm(getattr(layer, name, None), hidden_size) for place, name in names.items()}
         if any(found != wanted for found, wanted in sizes) or None in norms.values():
             return None
@@ -148,30 +137,23 @@ def read_norm(module: nn.Module | None, size: int) -> NormWeight | None:
     """Return the norm that a module computes, tried out on random rows; None: another one, or none at all."""
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if (
-        module is None
-        or not isinstance(weight, Tensor)
-        or weight.shape != (size,)
-        or not isinstance(eps, float)
-    ):
+    fits = isinstance(weight, Tensor) and weight.shape == (size,)
+    if module is None or not fits or not isinstance(eps, float):
         return None
     # Rows so small that eps matters, in the weight's own type.
-    x = torch.randn(4, size, generator=torch.Generator().manual_seed(0), device="cpu") * torch.tensor(
-        [[1e-3], [0.1], [1], [30]], device="cpu"
-    )
-    x = x.to(weight)
+    x = torch.randn(4, size, generator=torch.Generator().manual_seed(0), device="cpu")
+    x = (x * torch.tensor([[1e-3], [0.1], [1], [30]], device="cpu")).to(weight)
     found = module(x).double()
     normed = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + eps)
     # The nearer of both: of a large weight, one more is less than the rounding that is allowed. By feature: a large
     # weight of one would hide the error of others.
-    kind = torch.finfo(weight.dtype)
-    error, one_plus = min(
-        (_largest_feature_error(found, normed * (weight.double() + plus), kind.smallest_normal), plus)
-        for plus in (False, True)
-    )
-    if not error < max(_CLOSE, 4 * kind.eps):
-        return None
-    return NormWeight(weight.detach(), eps, one_plus=one_plus)
+    kind, errors = torch.finfo(weight.dtype), []
+    for one_plus in (False, True):
+        expected = normed * (weight.double() + one_plus)
+        of_features = (found - expected).norm(dim=0) / expected.norm(dim=0).clamp_min(kind.smallest_normal)
+        errors.append((float(of_features.max()), one_plus))
+    error, one_plus = min(errors)
+    return NormWeight(weight.detach(), eps, one_plus=one_plus) if error < max(_CLOSE, 4 * kind.eps) else None
 
 
 @torch.inference_mode()
@@ -185,12 +167,6 @@ def _activation(module: Callable[[Tensor], Tensor] | None) -> Activation | None:
     if _relative_error(found, F.gelu(x, approximate="tanh")) < _CLOSE:
         return Activation.gelu_tanh
     return None
-
-
-def _largest_feature_error(found: Tensor, expected: Tensor, smallest: float) -> float:
-    """Return, of rows [n, size], the largest error of a feature, as a part of the feature's norm or of `smallest`."""
-    errors = (found - expected).norm(dim=0) / expected.norm(dim=0).clamp_min(smallest)
-    return float(errors.max())
 
 
 def _relative_error(found: Tensor, expected: Tensor) -> float:

@@ -53,16 +53,13 @@ def cache_directory() -> Path:
 
 
 def cache_limit() -> int:
-    """Return the bytes that all entries may take; 0: nothing is kept. Raises ConfigError: the environment names no
-    size."""
+    """Return the bytes that all entries may take; 0: nothing is kept. Raises ConfigError: `SWITCH` names no size."""
     said = os.environ.get(SWITCH, "")
     return MAX_BYTES if said in ("", "1") else parse_bytes(said, SWITCH) if said != "0" else 0
 
 
 @dataclass(frozen=True)
 class KeptModel:
-    """Description of an entry: of which model it is, in which form, its bytes, and when it was used last."""
-
     packed_from: str
     form: str
     nbytes: int
@@ -159,11 +156,8 @@ class CacheEntry:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             free = shutil.disk_usage(self.path.parent).free
             if free < _FREE_TIMES * size:
-                log.warning(
-                    "winnow: the model is not kept for the next start: %s has %s free",
-                    self.path.parent,
-                    format_bytes(free),
-                )
+                reason = f"{self.path.parent} has {format_bytes(free)} free"
+                log.warning("winnow: the model is not kept for the next start: %s", reason)
                 return
             report(f"keeping it for the next start, {format_bytes(size)} in {self.path.parent}")
             partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.path.parent))
@@ -199,17 +193,11 @@ def _require_seal(directory: Path) -> None:
 
 
 def _state(directory: Path) -> dict[str, Any]:
-    found = {}
-    for file in _files(directory):
-        stat = file.lstat()
-        if file.name != _SEAL:
-            found[str(file.relative_to(directory))] = [
-                stat.st_size,
-                stat.st_mtime_ns,
-                stat.st_mode,
-                stat.st_uid,
-            ]
-    return found
+    files = {file: file.lstat() for file in _files(directory) if file.name != _SEAL}
+    return {
+        str(file.relative_to(directory)): [stat.st_size, stat.st_mtime_ns, stat.st_mode, stat.st_uid]
+        for file, stat in files.items()
+    }
 
 
 def _files(directory: Path) -> list[Path]:

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class NativeDecoder:
-    """Decoder that computes what its parts, all of them native, would compute one after the other.
-
-    Args:
-        embedding: an `nn.Embedding`, or one of a packed weight's rows.
-    """
+    """Decoder that computes what its parts, all of them native, would compute one after the other."""
 
     def __init__(
         self, embedding: Any, layers: Sequence[FusedLayer], norm: FusedNorm, head: PackedLinear
@@ -44,12 +40,8 @@ class NativeDecoder:
     def __call__(
         self, tokens: Tensor, rotation: tuple[Tensor, Tensor], step: NativeStep, logits_indices: Tensor | None
     ) -> Tensor:
-        """Map tokens, int64 [T] -> logits, [T, V], or [n, V] of those at `logits_indices`.
-
-        Args:
-            rotation: cos and sin of the positions from 0 on, [positions, rotary_dim].
-            logits_indices: int64 [n]; None: all.
-        """
+        """Map tokens, int64 [T] -> logits, [T, V], or [n, V] of those at `logits_indices`, int64 [n]. The rotation is
+        cos and sin of the positions from 0 on, [positions, rotary_dim]."""
         return self._kernels.decode(self._native, tokens, *rotation, step, logits_indices, self._vocab_size)
 
 
@@ -64,19 +56,14 @@ class Decoded(NamedTuple):
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines of position * frequency, both halves of a head alike (Llama).
-
-    Args:
-        frequencies: float32 [pairs].
-        scale: factor of both.
-    """
+    """Cosines and sines of position * frequency, times `scale`, both halves of a head alike (Llama). Frequencies are
+    float32 [pairs]."""
 
     def __init__(self, frequencies: Tensor, scale: float, dtype: torch.dtype) -> None:
         super().__init__()
         self.inv_freq: Tensor
-        self.register_buffer(
-            "inv_freq", frequencies
-        )  # the name by which `winnow.models.bind.rotation` knows them
+        # By this name `winnow.models.bind.rotation` knows them.
+        self.register_buffer("inv_freq", frequencies)
         self.scale, self.dtype = scale, dtype
         self._table = frequencies[:0], frequencies[:0]
 
@@ -96,10 +83,7 @@ class RotaryEmbedding(nn.Module):
 
 class PackedDecoder(nn.Module):
     """Decoder that is called as transformers' causal models are, and gives what the model gave that it was packed from.
-
-    Args:
-        rotaries: the kinds of rotation, which layers share; `layer_rotaries` says which one each layer takes.
-    """
+    Layers share the kinds of rotation, `rotaries`; `layer_rotaries` says which one each layer takes."""
 
     def __init__(
         self,
@@ -134,11 +118,7 @@ class PackedDecoder(nn.Module):
         winnow_step: "AttentionStep",
         **_: Any,
     ) -> Decoded:
-        """Map input_ids and position_ids, int [1, T] -> logits of tokens [1, n, V].
-
-        Args:
-            logits_to_keep: indices [n] of those tokens; 0: all.
-        """
+        """Map input_ids and position_ids, int [1, T] -> logits [1, n, V] of tokens at `logits_to_keep`, [n]; 0: all."""
         logits_indices = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
         assert logits_indices is not None or logits_to_keep == 0, "tokens are chosen by index"
         native: NativeStep | None = getattr(winnow_step, "native", None)

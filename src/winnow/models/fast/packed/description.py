@@ -26,8 +26,6 @@ NORMS = ("input", "query", "key", "post", "output", "down")
 
 @dataclass(frozen=True)
 class NormNumbers:
-    """Numbers of a root-mean-square norm."""
-
     eps: float
     one_plus: bool
     """Rows are multiplied by 1 + weight."""
@@ -35,8 +33,6 @@ class NormNumbers:
 
 @dataclass(frozen=True)
 class RotaryNumbers:
-    """Numbers of a rotary embedding."""
-
     frequencies: tuple[float, ...]
     """Pairs turn by position * frequency."""
     scale: float
@@ -45,8 +41,6 @@ class RotaryNumbers:
 
 @dataclass(frozen=True)
 class LayerNumbers:
-    """Numbers of a decoder layer."""
-
     scale: float
     softcap: float | None
     activation: str
@@ -99,9 +93,8 @@ class Description:
         both = _is_count(self.block_panel) if self.blocks is not None else self.block_panel is None
         require(both, "block_panel", "a whole number above 0 where blocks are", self.block_panel)
         geometry, together = self.geometry, self.panel[1]
-        counts = asdict(geometry) | {
-            n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
-        }
+        counts = asdict(geometry)
+        counts |= {n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")}
         del counts["windows"]
         for name in ("states", "by_layer", "latent", "chunked"):
             others = counts.pop(name)
@@ -130,19 +123,12 @@ class Description:
         for name, values in numbers.items():
             for value in values:
                 require(type(value) in (int, float), name, "a number", value)
-        for layer in self.layers:
-            check_choice("activation", layer.activation, _ACTIVATIONS)
-        most = geometry.head_dim // 2
-        for rotary in self.rotaries:
-            count = len(rotary.frequencies)
+        most, kinds = geometry.head_dim // 2, len(self.rotaries)
+        for count in (len(rotary.frequencies) for rotary in self.rotaries):
             require(count <= most, "frequencies", f"at most {most}", count)
         for layer in self.layers:
-            require(
-                layer.rotary in range(len(self.rotaries)),
-                "rotary",
-                f"below {len(self.rotaries)}",
-                layer.rotary,
-            )
+            check_choice("activation", layer.activation, _ACTIVATIONS)
+            require(layer.rotary in range(kinds), "rotary", f"below {kinds}", layer.rotary)
         for token in self.eos_token_ids:
             require(token in range(self.vocab_size), "eos_token_ids", f"below {self.vocab_size}", token)
 
@@ -156,8 +142,7 @@ class Description:
 
     @classmethod
     def read(cls, directory: Path) -> "Description":
-        """Read it from a directory. Raises UnsupportedModelError: the file cannot be understood; names what is
-        wrong."""
+        """Read it from a directory. Raises UnsupportedModelError: the file cannot be understood."""
         file = directory / DESCRIPTION
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
@@ -181,28 +166,19 @@ def _is_count(value: object) -> bool:
 
 def _parts(values: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that are more than JSON's own types."""
-    geometry = values["geometry"]
+    blocks, tokenizer = values.get("blocks"), values.get("tokenizer")
+    if tokenizer is not None:
+        tokenizer = TokenizerNumbers(**tokenizer | {"special_ids": tuple(tokenizer["special_ids"])})
+    geometry = values["geometry"] | {"states": (), "by_layer": ()}
     return {
-        "panel": tuple(values["panel"]),
-        "blocks": None if values.get("blocks") is None else BlockWeights(**values["blocks"]),
-        **_tokenizer(values),
-        "geometry": ModelGeometry(
-            **geometry | {"windows": tuple(geometry["windows"]), "states": (), "by_layer": ()}
-        ),
-        "eos_token_ids": tuple(values["eos_token_ids"]),
-        "rotaries": tuple(
-            RotaryNumbers(tuple(rotary["frequencies"]), rotary["scale"]) for rotary in values["rotaries"]
-        ),
+        **{name: tuple(values[name]) for name in ("panel", "eos_token_ids")},
+        "blocks": None if blocks is None else BlockWeights(**blocks),
+        "tokenizer": tokenizer,
+        "geometry": ModelGeometry(**geometry | {"windows": tuple(geometry["windows"])}),
+        "rotaries": tuple(RotaryNumbers(tuple(x["frequencies"]), x["scale"]) for x in values["rotaries"]),
         "norm": NormNumbers(**values["norm"]),
         "layers": tuple(map(_layer, values["layers"])),
     }
-
-
-def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:
-    found = values.get("tokenizer")
-    if found is None:
-        return {}
-    return {"tokenizer": TokenizerNumbers(**found | {"special_ids": tuple(found["special_ids"])})}
 
 
 def _layer(values: dict[str, Any]) -> LayerNumbers:

@@ -1,5 +1,6 @@
 """Reader: from a packed model's directory to a model ready to run."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,8 @@ from winnow.native import Kernels
 def load_packed(
     path: Path, config: ModelConfig, kernels: Kernels, *, source: Path | None = None
 ) -> LoadedModel:
-    """Load as `winnow.models.load.loader.load_model` does, from a directory that `winnow pack` wrote.
-
-    Args:
-        source: the model that it stands for, for the user; None: it stands for itself.
-    """
+    """Load as `winnow.models.load.loader.load_model` does, from a directory that `winnow pack` wrote. `source` is the
+    model that it stands for, for the user; None: it stands for itself."""
     description = Description.read(path)
     _check_options(path, description, config)
     reason = "as the model was packed" if source is None else "the model's own limit"
@@ -57,12 +55,9 @@ def load_packed(
 
 def _tokenizer(path: Path, description: Description) -> Any:
     """Load the tokenizer by its backend where that was written, else by transformers."""
+    load: Any = partial(load_tokenizer, path, description.tokenizer_class)
     if description.tokenizer is None or not (path / BACKEND).is_file():
-        return load_tokenizer(path, description.tokenizer_class)
-
-    def load() -> Any:
-        return load_tokenizer(path, description.tokenizer_class)
-
+        return load()
     try:
         return BackendTokenizer(path, description.tokenizer, load)
     except Exception as error:  # tokenizers raises plain `Exception`
@@ -70,10 +65,9 @@ def _tokenizer(path: Path, description: Description) -> Any:
 
 
 def _check_options(path: Path, description: Description, config: ModelConfig) -> None:
-    if config.dtype not in ("auto", description.dtype):
-        raise ConfigError(
-            f"dtype must be {description.dtype}, in which {path} is packed, got {config.dtype!r}"
-        )
+    dtype = description.dtype
+    if config.dtype not in ("auto", dtype):
+        raise ConfigError(f"dtype must be {dtype}, in which {path} is packed, got {config.dtype!r}")
     blocks = BlockWeights.of(config)
     if blocks is not None and blocks != description.blocks:
         packed = "weight_dtype auto" if description.blocks is None else f"{description.blocks}"
@@ -89,8 +83,6 @@ def _check_options(path: Path, description: Description, config: ModelConfig) ->
 
 
 class _Reader:
-    """Reader that puts the parts of a model together."""
-
     def __init__(self, path: Path, description: Description, kernels: LayerKernels) -> None:
         self._path, self._description, self._kernels = path, description, kernels
         self._dtype: torch.dtype = getattr(torch, description.dtype)
@@ -161,9 +153,8 @@ class _Reader:
         ends = [at + kernels.panel_bytes(kind, in_features) for at, kind in panels.tolist()]
         packed = self._tensor(name, (ends[-1],), torch.uint8)
         if panels[:, 0].tolist() != [0, *ends[:-1]]:
-            raise UnsupportedModelError(
-                f"model: {self._path / OTHERS}: panels of {name} do not follow one another"
-            )
+            others = self._path / OTHERS
+            raise UnsupportedModelError(f"model: {others}: panels of {name} do not follow one another")
         return PackedWeight(packed, in_features, out_features, self._dtype, panels)
 
     def _norm(self, name: str, size: int, numbers: NormNumbers) -> NormWeight:

@@ -37,13 +37,8 @@ from winnow.process.digest import BESIDE_WEIGHTS, BY_TOKENIZER
 
 @torch.inference_mode()
 def extract_parts(model: Any, num_layers: int, trained_len: int) -> PackedDecoder:
-    """Return a decoder of the parts of an optimized model of transformers.
-
-    They are shared, the code between them is not.
-
-    Raises:
-        UnsupportedModelError: the model is more than these parts.
-    """
+    """Return a decoder of the parts of an optimized model of transformers, which are shared; the code between them is
+    not. Raises UnsupportedModelError: the model is more than these parts."""
     class_name, dtype = type(model).__name__, model.dtype
 
     def need(holds: bool, what: str) -> None:
@@ -84,10 +79,8 @@ def _rotation_kinds(model: Any, num_layers: int) -> list[str]:
     """Return for each layer the beginning of its rotation's names: nothing, where all layers share one."""
     if isinstance(getattr(getattr(text_part(model), "rotary_emb", None), "inv_freq", None), Tensor):
         return [""] * num_layers
-    return [
-        f"{kind}_"
-        for kind in getattr(model.config.get_text_config(), "layer_types", None) or [""] * num_layers
-    ]
+    kinds = getattr(model.config.get_text_config(), "layer_types", None)
+    return [f"{kind}_" for kind in kinds or [""] * num_layers]
 
 
 def _rotary(rotary: Any, kind: str, dtype: torch.dtype) -> RotaryEmbedding | None:
@@ -128,11 +121,8 @@ def write_packed(
     for folder in (source,) if tokenizer is None else (source, tokenizer):
         for path in sorted({path for pattern in _COPIED for path in folder.glob(pattern)}):
             of_tokenizer = tokenizer is not None and any(path.match(pattern) for pattern in BY_TOKENIZER)
-            if (
-                path.is_file()
-                and of_tokenizer == (folder == tokenizer)
-                and not path.name.endswith(".index.json")
-            ):
+            wanted = path.is_file() and not path.name.endswith(".index.json")
+            if wanted and of_tokenizer == (folder == tokenizer):
                 copy = out / path.relative_to(folder)
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, copy)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import GgufConfig, PretrainedConfig
 from transformers.integrations import GGUF_CONFIG_MAPPING
 
-from winnow.errors import UnsupportedModelError
 from winnow.extras import install_hint
-from winnow.models.load.damage import first_line
+from winnow.models.load.damage import cannot_load, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -58,53 +57,44 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path, again: bool = False) -> "GgufFile":
-        """Read what stands before the weights.
-
-        Args:
-            again: the file will be opened again at once, so what is read is kept for that.
-
-        Raises:
-            UnsupportedModelError: it is no GGUF file, a damaged one or one of several, or packages are missing.
-        """
+        """Read what stands before the weights, and keep it where the file will be opened `again` at once. Raises
+        UnsupportedModelError: it is no GGUF file, a damaged one or one of several, or packages are missing."""
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise _refused(path, "it is neither a directory nor a GGUF file")
+                raise cannot_load(path, "it is neither a directory nor a GGUF file")
         missing = [name for name in _PACKAGES if find_spec(name) is None]
         if missing:
-            raise _refused(
-                path,
-                f"GGUF files are read with {' and '.join(_PACKAGES)}, and {' and '.join(missing)} is not installed: "
-                f"{install_hint('gguf')}",
-            )
+            absent = f"{' and '.join(missing)} is not installed: {install_hint('gguf')}"
+            raise cannot_load(path, f"GGUF files are read with {' and '.join(_PACKAGES)}, and {absent}")
         try:
             found = path.stat()
             header = _read_header(path, found.st_mtime_ns, found.st_size)
         except (ValueError, struct.error, LookupError, ArithmeticError, TypeError, MemoryError) as error:
-            raise _refused(path, f"it is damaged: {first_line(error)}") from error
+            raise cannot_load(path, f"it is damaged: {first_line(error)}") from error
         size = found.st_size
         if not again:
             _read_header.cache_clear()
         if size < header.end:
-            raise _refused(path, f"it is cut short: its tensors end at byte {header.end}, and it has {size}")
+            raise cannot_load(
+                path, f"it is cut short: its tensors end at byte {header.end}, and it has {size}"
+            )
         parts = header.values.get("split.count", 1)
         if parts > 1:
-            raise _refused(path, f"it is one of {parts} parts, and transformers reads whole files alone")
+            raise cannot_load(path, f"it is one of {parts} parts, and transformers reads whole files alone")
         return cls(header)
 
     def config_values(self) -> dict[str, Any]:
         from winnow.models.load.gguf.keys import linear_factor
 
         with self.reading():
-            values: dict[str, Any] = PretrainedConfig.get_config_dict(self.path.parent, gguf_file=self._file)[
-                0
-            ]
+            values: dict[str, Any]
+            values, _ = PretrainedConfig.get_config_dict(self.path.parent, gguf_file=self._file)
         arch = self._header.architecture
         base = self._values.get(f"{arch}.rope.freq_base")
         if base is not None and not {"rope_theta", "rope_parameters"} & values.keys():
             values["rope_theta"] = base  # transformers' tables leave it out for some architectures
-        if (
-            arch in _OF_EXPERTS
-        ):  # transformers' tables name neither widths of experts nor what llama.cpp knows by the name
+        if arch in _OF_EXPERTS:
+            # transformers' tables name neither widths of experts nor what llama.cpp knows by the name.
             values["norm_topk_prob"] = self._values.get(f"{arch}.expert_weights_norm", _OF_EXPERTS[arch])
             widths = {name: self._values.get(f"{arch}.{key}") for key, name in _WIDTHS.items()}
             values |= {name: width for name, width in widths.items() if width is not None}
@@ -117,7 +107,7 @@ class GgufFile:
         try:
             factor = linear_factor(self._values)
         except ValueError as error:
-            raise _refused(self.path, str(error)) from None
+            raise cannot_load(self.path, str(error)) from None
         if factor is not None:
             values["rope_scaling"] = {"rope_type": "linear", "factor": factor}
         return values
@@ -130,11 +120,9 @@ class GgufFile:
         if table is None:
             return  # an architecture whose keys transformers reads one by one
         applied = {key for key, name in table.items() if name is not None}
-        refused = list(refused_keys(self._values, applied, config.get_text_config()))
+        refused = "; ".join(refused_keys(self._values, applied, config.get_text_config()))
         if refused:
-            raise _refused(
-                self.path, f"nothing makes use of its {'; '.join(refused)}, and answers would be wrong"
-            )
+            raise cannot_load(self.path, f"nothing makes use of its {refused}, and answers would be wrong")
 
     @property
     def weight_kinds(self) -> dict[str, int]:
@@ -156,18 +144,12 @@ class GgufFile:
         """Return whether linear layers can keep the file's blocks: it has such, and transformers moves whole rows."""
         from winnow.models.fast.blocks import RAW
 
-        kinds = {tensor.name: tensor.kind for tensor in self._header.tensors}
+        if self._header.architecture in _MIXED_ROWS or next(iter(self.weight_kinds), "") not in RAW:
+            return False
         # Gates and what they gate become one parameter of experts.
-        joined = all(
-            kinds.get(n.replace("_gate_exps", "_up_exps")) == kind
-            for n, kind in kinds.items()
-            if "_gate_exps" in n
-        )
-        return (
-            joined
-            and self._header.architecture not in _MIXED_ROWS
-            and next(iter(self.weight_kinds), "") in RAW
-        )
+        kinds = {tensor.name: tensor.kind for tensor in self._header.tensors}
+        gates = [name for name in kinds if "_gate_exps" in name]
+        return all(kinds.get(name.replace("_gate_exps", "_up_exps")) == kinds[name] for name in gates)
 
     def reading(self, *, keeps_blocks: bool = False) -> "AbstractContextManager[dict[str, Blocks]]":
         from winnow.models.load.gguf.transformers_reader import reading
@@ -175,21 +157,15 @@ class GgufFile:
         return reading(self._header, keeps_blocks=keeps_blocks)
 
     def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
-        """Refuse tensors that transformers' reader would skip.
-
-        It passes over tensors that it has no name for, such as factors of rotary positions.
-        """
+        """Refuse tensors that transformers' reader has no name for, and skips, such as factors of rotary positions."""
         held = sum(prod(tensor.shape) for tensor in self._header.tensors)
         taken = sum(parameter.numel() for parameter in model.parameters())
         if held > taken:
-            strange = [each.name for each in self._header.tensors if each.name.startswith("rope_")] or sorted(
-                left_out
-            )
-            raise _refused(
-                self.path,
-                f"transformers' reader takes {taken} of the {held} numbers in its tensors"
-                + (f" and leaves out {', '.join(strange)}" if strange else ""),
-            )
+            factors = [each.name for each in self._header.tensors if each.name.startswith("rope_")]
+            strange = ", ".join(factors or sorted(left_out))
+            skipped = f" and leaves out {strange}" if strange else ""
+            reason = f"transformers' reader takes {taken} of the {held} numbers in its tensors{skipped}"
+            raise cannot_load(self.path, reason)
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         if "tokenizer.ggml.model" not in self._values:
@@ -200,23 +176,20 @@ class GgufFile:
             with self.reading():
                 return read_tokenizer(self.path.parent, self._file, self._values)
         except Exception as error:  # tokenizers raises plain `Exception`
-            raise _refused(self.path, f"its tokenizer is not usable: {first_line(error)}") from error
+            raise cannot_load(self.path, f"its tokenizer is not usable: {first_line(error)}") from error
 
     def end_tokens(self, config: PretrainedConfig) -> list[int]:
         from winnow.models.load.gguf.tokenizer import turn_ends
 
         # Not the configuration's: the class's default stands there, which may be any token of this file.
-        ends = {name: self._values.get(f"tokenizer.ggml.{name}") for name in _ENDS}
-        for name, end in ends.items():
-            if end is not None and type(end) is not int:
-                raise _refused(self.path, f"tokenizer.ggml.{name} must be a token's number, got {end!r:.80}")
-        return [*(end for end in ends.values() if end is not None), *turn_ends(self._values)]
+        keys = [key for name in _ENDS if self._values.get(key := f"tokenizer.ggml.{name}") is not None]
+        for key in keys:
+            if type(self._values[key]) is not int:
+                reason = f"{key} must be a token's number, got {self._values[key]!r:.80}"
+                raise cannot_load(self.path, reason)
+        return [*(self._values[key] for key in keys), *turn_ends(self._values)]
 
     @property
     def _file(self) -> str:
         # In full: transformers looks for a name in the working directory first.
         return str(self.path.resolve())
-
-
-def _refused(path: Path, reason: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"model: cannot load {path}: {reason}")

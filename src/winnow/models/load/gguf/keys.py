@@ -1,9 +1,8 @@
 """Meaning of a GGUF file's keys for answers: each is applied, agrees with what is computed, or is refused.
 
-llama.cpp's keys are in `gguf.constants.Keys`. transformers applies those that its table of the architecture names
-(GGUF_CONFIG_MAPPING), and passes over all others in silence. Here it is said of each of the others which value changes
-nothing; one that is in no table is refused where llama.cpp reads it, or where its name says that it belongs to
-attention, to positions, or to how text is cut.
+transformers applies those that its table of the architecture names (GGUF_CONFIG_MAPPING), and passes over all others in
+silence. Here it is said of the others which value changes nothing; one in no table is refused where llama.cpp reads it
+(`gguf.constants.Keys`), or where its name says that it belongs to attention, to positions, or to how text is cut.
 """
 
 import math
@@ -72,14 +71,13 @@ _AGREES: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
 }
 # Of an architecture: what must be what the configuration computes.
 _COMPUTED: dict[str, Callable[["PretrainedConfig"], Any]] = {
-    "attention.key_length": lambda config: _head_dim(config),
-    "attention.value_length": lambda config: _head_dim(config),
-    "attention.key_length_swa": lambda config: _head_dim(config),
-    "attention.value_length_swa": lambda config: _head_dim(config),
+    **{
+        f"{name}{layers}": lambda config: _head_dim(config)
+        for name in ("attention.key_length", "attention.value_length")
+        for layers in ("", "_swa")
+    },
     "attention.scale": lambda config: getattr(config, "query_pre_attn_scalar", _head_dim(config)) ** -0.5,
-    "rope.dimension_count": lambda config: int(
-        _head_dim(config) * _rope(config, "partial_rotary_factor", 1.0)
-    ),
+    "rope.dimension_count": lambda c: int(_head_dim(c) * _rope(c, "partial_rotary_factor", 1.0)),
     "rope.dimension_count_swa": lambda config: _head_dim(config),
     "rope.freq_base": lambda config: _rope(config, "rope_theta", None),
     "rope.freq_base_swa": lambda config: _rope(config, "rope_theta", None, layers="sliding_attention"),
@@ -88,7 +86,7 @@ _COMPUTED: dict[str, Callable[["PretrainedConfig"], Any]] = {
 
 def linear_factor(values: Mapping[str, Any]) -> float | None:
     """Return the factor that divides positions, as llama.cpp reads it; None: by nothing. Raises ValueError: positions
-    are scaled in another way, which transformers' reader leaves out; names it."""
+    are scaled in another way, which transformers' reader leaves out."""
     arch = values["general.architecture"]
     scaling = values.get(f"{arch}.rope.scaling.type", "linear")
     if scaling == "none":
@@ -111,21 +109,17 @@ def refused_keys(values: Mapping[str, Any], applied: set[str], config: "Pretrain
         applied: of the architecture's keys, without its name, those that `config` was made from.
         config: of the text model.
     """
-    arch = f"{values['general.architecture']}."
+    arch, of_tokenizer = f"{values['general.architecture']}.", "tokenizer.ggml."
+    known = (*_TOKENIZER_APPLIED, *_TOKENIZER_HARMLESS)
     for key, value in values.items():
-        if key.startswith("tokenizer.ggml."):
-            name = key.removeprefix("tokenizer.ggml.")
-            if name not in (*_TOKENIZER_APPLIED, *_TOKENIZER_HARMLESS) and not _is_among(
-                value, _TOKENIZER_NEUTRAL.get(name, ())
-            ):
+        if key.startswith(of_tokenizer):
+            name = key.removeprefix(of_tokenizer)
+            if name not in known and not _is_among(value, _TOKENIZER_NEUTRAL.get(name, ())):
                 yield f"{key} = {_shown(value)}"
         elif key.startswith(arch):
             name = key.removeprefix(arch)
-            if (
-                name in applied
-                or name in _HARMLESS
-                or not (name.startswith(_ALWAYS_READ) or _is_llama_cpps(name))
-            ):
+            is_read = name.startswith(_ALWAYS_READ) or _is_llama_cpps(name)
+            if name in applied or name in _HARMLESS or not is_read:
                 continue
             wanted = _wanted(name, config)
             if not _is_among(value, wanted):
@@ -138,9 +132,7 @@ def _wanted(name: str, config: "PretrainedConfig") -> tuple[Any, ...]:
     if name in _COMPUTED:
         return (_COMPUTED[name](config),)
     attributes, neutral = _AGREES.get(name, ((), ()))
-    found = next(
-        (getattr(config, attribute, None) for attribute in attributes if hasattr(config, attribute)), None
-    )
+    found = next((getattr(config, each) for each in attributes if hasattr(config, each)), None)
     return neutral if found is None else (found,)
 
 

@@ -46,11 +46,8 @@ _HARMONY = {"<|return|>", "<|call|>", "<|end|>"}
 
 
 def read_tokenizer(directory: Path, file: str, values: Mapping[str, Any]) -> "PreTrainedTokenizerBase":
-    """Return the tokenizer of a GGUF file, which cuts text as llama.cpp does by the file's keys.
-
-    Args:
-        file: the whole path.
-        values: the file's metadata.
+    """Return the tokenizer of a GGUF file, which cuts text as llama.cpp does by the file's metadata `values`; `file` is
+    the whole path.
 
     Raises:
         ValueError: it cuts text in a way that is not known here, or two tokens have one text; names the key, or both.
@@ -75,10 +72,8 @@ def read_tokenizer(directory: Path, file: str, values: Mapping[str, Any]) -> "Pr
 
 
 def turn_ends(values: Mapping[str, Any]) -> list[int]:
-    """Return the control and user-defined tokens whose texts end an answer or a turn, as llama.cpp knows them.
-
-    Most files name one end token, and chats end with another.
-    """
+    """Return the control and user-defined tokens whose texts end an answer or a turn, as llama.cpp knows them: most
+    files name one end token, and chats end with another."""
     texts, kinds = (values.get(f"tokenizer.ggml.{name}", ()) for name in ("tokens", "token_type"))
     found = {
         text: token
@@ -122,10 +117,8 @@ def _set_cuts(backend: Tokenizer, rule: str | None) -> None:
 
 
 def _set_space_in_front(backend: Tokenizer, wanted: bool) -> None:
-    """Let a space stand in front of every text between special tokens, or none (SentencePiece).
-
-    transformers' Metaspace leaves it out where a text begins with a space, and after special tokens.
-    """
+    """Let a space stand in front of every text between special tokens, or none (SentencePiece). transformers' Metaspace
+    leaves it out where a text begins with a space, and after special tokens."""
     spaces = normalizers.Replace(" ", _SPACE)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if wanted else spaces
     backend.pre_tokenizer = None  # nothing is cut before the merges

@@ -1,7 +1,7 @@
 """Reader that lets transformers read a GGUF file through its header, which is parsed once.
 
-transformers asks the package gguf for the file three times, seconds each over a large vocabulary, and for the
-table of tensors' names once for each module of the model.
+transformers asks the package gguf for the file three times, seconds each over a large vocabulary, and for the table of
+tensors' names once for each module of the model.
 """
 
 import mmap
@@ -36,8 +36,6 @@ _MAX_DIMS = 4
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor's place in the file."""
-
     name: str
     shape: tuple[int, ...]
     """Slowest dimension first, as torch has it; the file lists the fastest first."""
@@ -57,8 +55,6 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The metadata of a GGUF file, and its tensors' places."""
-
     path: Path
     values: Mapping[str, Any]
     kinds: Mapping[str, tuple[int, ...]]
@@ -68,7 +64,7 @@ class GgufHeader:
     @classmethod
     def read(cls, path: Path) -> "GgufHeader":
         """Read a file's header. Raises ValueError, struct.error, OverflowError: it is damaged, or of a kind that is not
-        read; names what is wrong."""
+        read."""
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(data)
             if data[: len(MAGIC)] != MAGIC:
@@ -90,10 +86,7 @@ class GgufHeader:
             if type(alignment) is not int or alignment < 1:
                 raise ValueError(f"general.alignment must be a whole number above 0, got {alignment!r}")
             start = -(-cursor.position // alignment) * alignment
-            tensors = tuple(
-                GgufTensor(name, shape, kind, start + offset) for name, shape, kind, offset in places
-            )
-            return cls(path, values, kinds, tensors)
+            return cls(path, values, kinds, tuple(GgufTensor(*of, start + offset) for *of, offset in places))
 
     @cached_property
     def end(self) -> int:
@@ -110,15 +103,8 @@ class GgufHeader:
         return np.memmap(self.path, kind or np.uint8, "r", tensor.offset, shape)
 
 
-_NUMPY: dict[str, Any] = {
-    "F16": np.float16,
-    "F32": np.float32,
-    "F64": np.float64,
-    "I8": np.int8,
-    "I16": np.int16,
-    "I32": np.int32,
-    "I64": np.int64,
-}
+_NUMPY: dict[str, Any] = {f"F{bits}": getattr(np, f"float{bits}") for bits in (16, 32, 64)}
+_NUMPY |= {f"I{bits}": getattr(np, f"int{bits}") for bits in (8, 16, 32, 64)}
 
 
 class _Cursor:
@@ -183,15 +169,11 @@ def _read_place(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuantization
     return name, shape, kind, offset
 
 
-_STRING, _ARRAY = 8, 9
 # Where transformers looks for what reads metadata: it differs between versions, and so do the callers.
 _METADATA_READERS = (
-    "transformers.integrations.gguf",
-    "transformers.integrations.gguf.reader",
+    *("transformers.integrations.gguf", "transformers.integrations.gguf.reader"),
     "transformers.quantizers.quantizer_gguf",
 )
-
-
 _LOADER = "transformers.modeling_gguf_pytorch_utils"
 
 
@@ -199,9 +181,8 @@ _LOADER = "transformers.modeling_gguf_pytorch_utils"
 def reading(header: GgufHeader, *, keeps_blocks: bool = False) -> Iterator[dict[str, Blocks]]:
     """Let transformers read the header's file by the header while this lasts. For one thread at a time.
 
-    Args:
-        keeps_blocks: weights of more than one dimension keep their blocks, which come by the names of the model's
-            parameters, and the model gets zeros that take no memory in their place.
+    Where `keeps_blocks`, weights of more than one dimension keep their blocks, which come by the names of the model's
+    parameters, and the model gets zeros that take no memory in their place.
     """
     import gguf
 
@@ -236,9 +217,8 @@ def reading(header: GgufHeader, *, keeps_blocks: bool = False) -> Iterator[dict[
                 return found
 
             stack.enter_context(_replaced(loader, "get_gguf_hf_weights_map", names_of))
-            stack.enter_context(
-                _replaced(loader, "load_gguf_checkpoint", partial(_load, theirs, header, kept, names))
-            )
+            load = partial(_load, theirs, header, kept, names)
+            stack.enter_context(_replaced(loader, "load_gguf_checkpoint", load))
         # The reader draws a progress bar that does not ask whether transformers may draw any.
         if not is_progress_bar_enabled():
             stack.enter_context(redirect_stderr(StringIO()))
@@ -279,14 +259,12 @@ def _load(
         return found
     shapes = {name: parameter.shape for name, parameter in model_to_load.named_parameters()}
     # Weights of experts are parts of parameters, which have no such end.
-    kinds = {
-        names.get(t.name, names.get(t.name.removesuffix(".weight"))): t.kind.name for t in header.tensors
-    }
+    of = {names.get(t.name, names.get(t.name.removesuffix(".weight"))): t.kind.name for t in header.tensors}
     for name, tensor in found["tensors"].items():
         if tensor.dtype != torch.uint8:
             found["tensors"][name] = tensor.to(torch_dtype)
             continue
-        own = Blocks(kinds[name], tensor)
+        own = Blocks(of[name], tensor)
         if own.shape != shapes.get(name):
             raise ValueError(f"{name} is of shape {list(own.shape)}, and has {list(shapes.get(name, ()))}")
         kept[name] = own
@@ -308,10 +286,8 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class _Reader:
-    """Part of `gguf.GGUFReader` that transformers uses: fields and tensors.
-
-    Of the tokenizer's fields none but the vocabulary's size: `read_gguf_metadata` gives those.
-    """
+    """Part of `gguf.GGUFReader` that transformers uses: tensors, and fields, of the tokenizer's none but the
+    vocabulary's size, since `read_gguf_metadata` gives those."""
 
     def __init__(self, header: GgufHeader) -> None:
         self.fields = {
@@ -330,12 +306,8 @@ class _Reader:
         tensors = self._header.tensors
         for index, tensor in enumerate(tensors):
             report("reading weights", index, len(tensors))
-            yield SimpleNamespace(
-                name=tensor.name,
-                tensor_type=tensor.kind,
-                data=self._header.array(tensor),
-                shape=tensor.shape[::-1],
-            )
+            named = {"name": tensor.name, "tensor_type": tensor.kind, "shape": tensor.shape[::-1]}
+            yield SimpleNamespace(**named, data=self._header.array(tensor))
 
     def get_field(self, key: str) -> SimpleNamespace | None:
         return self.fields.get(key)
