@@ -14,9 +14,8 @@ _FIRST_CAPACITY = 4
 class TokenCounts:
     """One row of counts per penalised sequence, on the device.
 
-    A row costs 5 bytes per vocabulary entry (0.7 MB at 152k), so rows are handed out only to requests with a
-    penalty, the tables double when they run out, and all memory is given back when the last such request
-    leaves.
+    A row costs 5 bytes per vocabulary entry (0.7 MB at 152k), so rows are handed out only to requests with a penalty,
+    the tables double when they run out, and all memory is given back when the last such request leaves.
 
     Attributes:
         output_counts: [capacity, V] int32, how often the answer holds each token.
@@ -35,7 +34,6 @@ class TokenCounts:
 
     @property
     def nbytes(self) -> int:
-        """Device memory held now."""
         return self.output_counts.nbytes + self.in_prompt.nbytes
 
     def acquire(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> int:
@@ -63,16 +61,11 @@ class TokenCounts:
     def penalise(
         self, logits: Tensor, rows: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor
     ) -> None:
-        """Lower, in place, the logits of tokens already seen.
+        """Lower, in place, the logits of tokens already seen, [R, V] float32, in `rows` of this table, [R] int64.
 
-        Repetition (CTRL, Keskar et al. 2019) looks at prompt and answer, and divides positive logits but
-        multiplies negative ones, so that it lowers both. Frequency and presence (OpenAI) look at the answer
-        alone.
-
-        Args:
-            logits: [R, V] float32.
-            rows: [R] int64, rows of this table.
-            repetition, frequency, presence: [R, 1] float32.
+        Repetition (CTRL, Keskar et al. 2019) looks at prompt and answer, and divides positive logits but multiplies
+        negative ones, so that it lowers both. Frequency and presence (OpenAI) look at the answer alone. All three are
+        [R, 1] float32.
         """
         counts = self.output_counts[rows]
         used = counts > 0
@@ -92,8 +85,8 @@ class TokenCounts:
     def _grow(self) -> None:
         held = len(self.output_counts)
         added = held or _FIRST_CAPACITY
-        self.output_counts = torch.cat(
-            [self.output_counts, self.output_counts.new_zeros(added, self.vocab_size)]
+        self.output_counts, self.in_prompt = (
+            torch.cat([table, table.new_zeros(added, self.vocab_size)])
+            for table in (self.output_counts, self.in_prompt)
         )
-        self.in_prompt = torch.cat([self.in_prompt, self.in_prompt.new_zeros(added, self.vocab_size)])
         self._free.extend(reversed(range(held, held + added)))

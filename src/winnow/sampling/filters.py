@@ -20,17 +20,14 @@ KeepTop = Callable[[Tensor, Tensor | None, int, Tensor | None], None]
 
 
 class TopK(NamedTuple):
-    """Logits that `keep_top_k` left of each row.
-
-    Attributes:
-        values: [R, largest k] float32, descending, -inf after the row's own k-th.
-        last: [R, 1] float32, the k-th value.
-        equals: [R] int64, how many more tokens stay because they equal the k-th.
-    """
+    """Logits that `keep_top_k` left of each row."""
 
     values: Tensor
+    """[R, largest k] float32, descending, -inf after the row's own k-th."""
     last: Tensor
+    """[R, 1] float32, the k-th value."""
     equals: Tensor
+    """[R] int64, how many more tokens stay because they equal the k-th."""
 
 
 def scale(logits: Tensor, temperature: Tensor) -> None:
@@ -42,20 +39,17 @@ def scale(logits: Tensor, temperature: Tensor) -> None:
 
 
 def keep_min_p(logits: Tensor, log_min_p: Tensor) -> None:
-    """Drop, in place, tokens below min_p times the top probability (Nguyen et al., "Turning up the heat").
+    """Drop, in place, tokens below min_p times the top probability (Nguyen et al., "Turning up the heat"), of scaled
+    logits [R, V] float32, by the natural logarithm of min_p, [R, 1] float32.
 
     The normaliser cancels: with the top at 0 it is a bound on the logit itself.
-
-    Args:
-        logits: [R, V] float32, scaled.
-        log_min_p: [R, 1] float32, natural logarithm of min_p.
     """
     logits.masked_fill_(logits < log_min_p, -torch.inf)
 
 
 def open_keep_top(device: torch.device) -> KeepTop:
     """Return the fastest that there is on a device: on GPUs one kernel that sorts nothing."""
-    if device.type == "cuda" and find_spec("triton") is not None:
+    if _has_triton(device):
         from winnow.sampling import triton_kernels
 
         return triton_kernels.keep_top
@@ -77,13 +71,7 @@ def keep_top(logits: Tensor, k: Tensor | None, largest_k: int, top_p: Tensor | N
 
 
 def keep_top_k(logits: Tensor, k: Tensor, largest_k: int) -> TopK:
-    """Drop, in place, what is less probable than the k-th token of a row.
-
-    Args:
-        logits: [R, V] float32, scaled.
-        k: [R] int64, 1 to `largest_k`.
-        largest_k: the most of `k`, at most V.
-    """
+    """Drop, in place, what is less probable than the k-th token of a row; arguments as those of `keep_top`."""
     values = logits.topk(largest_k, dim=1).values
     last = values.gather(1, k[:, None] - 1)
     equals = (logits >= last).sum(1) - k
@@ -93,13 +81,8 @@ def keep_top_k(logits: Tensor, k: Tensor, largest_k: int) -> TopK:
 
 
 def keep_top_p(logits: Tensor, top_p: Tensor, top_k: TopK | None) -> None:
-    """Drop, in place, what the fewest tokens of probability `top_p` can do without (Holtzman et al., 2020).
-
-    Args:
-        logits: [R, V] float32, scaled.
-        top_p: [R] float64, above 0, at most 1.
-        top_k: what `keep_top_k` left, if it ran: then nothing need be sorted.
-    """
+    """Drop, in place, what the fewest tokens of probability `top_p` can do without (Holtzman et al., 2020); arguments
+    as those of `keep_top`. If `keep_top_k` ran, what it left is given too, and nothing need be sorted."""
     values = logits.sort(dim=1, descending=True).values if top_k is None else top_k.values
     masses = values.exp().cumsum(1, dtype=torch.float64)
     total = masses[:, -1:]
@@ -111,17 +94,14 @@ def keep_top_p(logits: Tensor, top_p: Tensor, top_k: TopK | None) -> None:
 
 
 def draw(logits: Tensor, uniform: Tensor) -> Tensor:
-    """Return one token per row, by inverting the cumulative distribution in the order of token ids.
+    """Return one token per row, [R] int64, by inverting the cumulative distribution in the order of token ids.
 
-    Sums run in float64, so the rarest token of a large vocabulary keeps its chance. A token without
-    probability is never drawn: its sum equals the one before it. A row with nothing possible gives token 0.
+    Sums run in float64, so the rarest token of a large vocabulary keeps its chance. A token without probability is
+    never drawn: its sum equals the one before it. A row with nothing possible gives token 0.
 
     Args:
         logits: [R, V] float32; -inf is impossible.
         uniform: [R] float64 in [0, 1).
-
-    Returns:
-        [R] int64.
     """
     # Softmax and cumsum walk each row by itself. A plain sum might split a lone long row among threads, and
     # round differently than in a batch.
@@ -141,25 +121,25 @@ Greedy = Callable[[Tensor], tuple[Tensor, Callable[[], list[int]]]]
 
 def open_greedy(device: torch.device) -> Greedy:
     """Return the fastest choice of tokens for rows that ask for nothing else; on GPUs it is one kernel."""
-    argmax = open_argmax(device)
-    if device.type == "cuda" and find_spec("triton") is not None:
-        return lambda logits: _on_the_way(argmax(logits))
+    argmax, marks_faults = open_argmax(device), _has_triton(device)
 
     def greedy(logits: Tensor) -> tuple[Tensor, Callable[[], list[int]]]:
         tokens = argmax(logits)
-        return tokens, marked_tokens(tokens, logits)
+        if not marks_faults:
+            return tokens, marked_tokens(tokens, logits)
+        copy = HostCopy(tokens)
+        return tokens, lambda: copy.read().tolist()
 
     return greedy
 
 
-def _on_the_way(tokens: Tensor) -> tuple[Tensor, Callable[[], list[int]]]:
-    copy = HostCopy(tokens)
-    return tokens, lambda: copy.read().tolist()
+def _has_triton(device: torch.device) -> bool:
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def open_argmax(device: torch.device) -> Argmax:
     """Return the fastest that there is on a device."""
-    if device.type == "cuda" and find_spec("triton") is not None:
+    if _has_triton(device):
         from winnow.sampling import triton_kernels
 
         return triton_kernels.marked_argmax

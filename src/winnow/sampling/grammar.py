@@ -28,51 +28,36 @@ _JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\
 
 
 class AnswerMatcher:
-    """Matcher of one answer, which says which tokens may come next.
-
-    Args:
-        matcher: llguidance's, at the answer's start.
-    """
+    """Matcher of one answer by llguidance's, which stands at the answer's start."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
-        self._matcher = matcher
-        self._vocab_size = vocab_size
+        self._matcher, self._vocab_size = matcher, vocab_size
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return which tokens may come next, bool [V]; none at all once the matcher has given up."""
-        if self._matcher.is_error():
-            return np.zeros(self._vocab_size, dtype=bool)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        if self._matcher.is_error():  # a limit on its work was reached
-            return np.zeros(self._vocab_size, dtype=bool)
         found = np.zeros(self._vocab_size, dtype=bool)
-        unpacked = np.unpackbits(bits, count=min(8 * len(bits), self._vocab_size), bitorder="little")
-        found[: len(unpacked)] = unpacked
+        if self._matcher.is_error():
+            return found
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if not self._matcher.is_error():  # else a limit on its work was reached
+            unpacked = np.unpackbits(bits, count=min(8 * len(bits), self._vocab_size), bitorder="little")
+            found[: len(unpacked)] = unpacked
         return found
 
     def take(self, token: int) -> None:
-        """Accept a token of the answer."""
         self._matcher.consume_token(token)
 
     def take_all(self, tokens: Sequence[int]) -> None:
-        """Accept tokens that were sampled before."""
         if tokens:
             self._matcher.consume_tokens(list(tokens))
 
 
 class GrammarCompiler:
-    """Compiler of forms for one tokenizer. Thread-safe; what was compiled last is kept.
-
-    Args:
-        tokenizer: of transformers, with a fast backend; None: no form can be compiled.
-        vocab_size: V, columns of the logits.
-        eos_token_ids: tokens that end an answer.
-    """
+    """Compiler of forms for a tokenizer of transformers with a fast backend; None: no form can be compiled.
+    Thread-safe; what was compiled last is kept."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
+        self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, eos_token_ids
         self._find = lru_cache(_MAX_KEPT)(self._compile)
 
     def check(self, form: StructuredOutputs) -> None:
@@ -97,7 +82,6 @@ class GrammarCompiler:
 
     @cached_property
     def _tokens(self) -> Any:
-        """llguidance's own tokenizer."""
         llguidance = _llguidance()
         if self._tokenizer is None or not self._eos_token_ids:
             raise InvalidRequestError("structured_outputs need a model with a tokenizer and an end token")

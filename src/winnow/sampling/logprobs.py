@@ -16,12 +16,11 @@ def logprob_table(logprobs: Tensor, tokens: Tensor, top: int) -> Tensor:
 
     Args:
         logprobs: [R, V] float32.
-        tokens: [R] int64, the token to report whatever its rank.
+        tokens: [R] int64, reported whatever their rank.
         top: how many of the most probable tokens to add, at most V.
 
     Returns:
-        [R, 3 + 2 * top] float64: the token, its logprob and rank, then the top logprobs, descending, and
-        their tokens. A float64 holds every token id exactly.
+        [R, 3 + 2 * top] float64: the token, its logprob and rank, then the top logprobs, descending, and their tokens.
     """
     chosen = logprobs.gather(1, tokens[:, None])
     rank = (logprobs > chosen).sum(1, keepdim=True) + 1
@@ -48,12 +47,8 @@ def read_logprobs(row: Sequence[float], top: int) -> dict[int, Logprob]:
 def decode_logprobs(
     tokens: TokenTable, logprobs: Mapping[int, Logprob], *, skip_special_tokens: bool, first: bool = False
 ) -> dict[int, Logprob]:
-    """Add the tokens' texts and bytes.
-
-    Args:
-        skip_special_tokens: whether the answer's text leaves special tokens out.
-        first: nothing stands before the tokens.
-    """
+    """Add the tokens' texts and bytes: none of special tokens that the answer's text leaves out. If `first`, nothing
+    stands before them."""
     decoded = {}
     for token, entry in logprobs.items():
         if skip_special_tokens and token in tokens.special:
@@ -73,12 +68,10 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> 
     Args:
         logits: [N, V], any float type; row i was computed from the tokens up to i.
         next_token_ids: [N], the token that follows row i.
-        top: how many of the most probable tokens to report beside it. Which of several equally probable ones
-            are listed where not all find room is left to `torch.topk`.
+        top: how many of the most probable tokens to report beside it, of equally probable ones those of `torch.topk`.
 
     Returns:
-        N dicts, token id -> `Logprob`, the following token first. In rows whose logits are NaN or infinite all
-        logprobs are NaN.
+        N dicts, token id -> `Logprob`, the following token first; all NaN in rows whose logits are NaN or infinite.
     """
     num_rows, vocab_size = logits.shape
     assert num_rows == len(next_token_ids), "one following token for each row"

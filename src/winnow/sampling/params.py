@@ -35,21 +35,15 @@ class RequestOutputKind(IntEnum):
 
 
 class AnswerEnd(Protocol):
-    """Reader of one answer that says where it ends."""
-
     def completes(self, text: str) -> bool:
         """Read on. Returns whether the answer is complete with this text."""
 
 
 class ReasoningMarks(NamedTuple):
-    """Marks around the reasoning of one answer.
-
-    Attributes:
-        opening: stands before it; empty: the prompt ends within the reasoning.
-        closing: stands behind it.
-    """
+    """Marks around the reasoning of one answer."""
 
     opening: str
+    """Empty: the prompt ends within the reasoning."""
     closing: str
 
 
@@ -77,8 +71,7 @@ class SamplingParams(EvictionRequest):
         presence_penalty: subtracted from the logit of every token that the answer already holds.
         frequency_penalty: subtracted as many times as the answer holds the token.
         logit_bias: token id -> added to its logit.
-        seed: same seed, same prompt, same answer, whatever else runs. None or -1: drawn from the engine's
-            seed.
+        seed: same seed, same prompt, same answer, whatever else runs. None or -1: drawn from the engine's seed.
         stop: text that ends the answer, one string or several; stored as a tuple.
         stop_token_ids: tokens that end the answer; stored as a tuple. None is read as none.
         bad_words: texts that the answer does not hold, in the tokens that the tokenizer makes of them with and without
@@ -102,8 +95,7 @@ class SamplingParams(EvictionRequest):
         output_kind: what a request that is stepped or streamed returns before its end, a `RequestOutputKind`.
 
     Raises:
-        InvalidRequestError: a field is of the wrong type, not finite or out of range; names field, value and
-            limit.
+        InvalidRequestError: a field is of the wrong type, not finite or out of range; names field, value and limit.
     """
 
     n: int = parameter(1, Limits(1, MAX_N))
@@ -151,12 +143,11 @@ class SamplingParams(EvictionRequest):
         self._store("forced_tokens", list_params.forced_tokens(self.forced_tokens, self.n))
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
             self._store("structured_outputs", StructuredOutputs.from_mapping(self.structured_outputs))
-        if self.structured_outputs is not None:
-            for name in ("ignore_eos", "forced_tokens"):
-                if getattr(self, name):
-                    raise InvalidRequestError(
-                        f"{name} cannot be given with structured_outputs, which say when the answer ends"
-                    )
+        for name in () if self.structured_outputs is None else ("ignore_eos", "forced_tokens"):
+            if getattr(self, name):
+                raise InvalidRequestError(
+                    f"{name} cannot be given with structured_outputs, which say when the answer ends"
+                )
         if self.max_tokens is not None and self.num_forced > self.max_tokens:
             raise InvalidRequestError(
                 f"forced_tokens must be at most max_tokens ({self.max_tokens}), got {self.num_forced}"
@@ -228,9 +219,7 @@ class SamplingParams(EvictionRequest):
     def form(self) -> StructuredOutputs | None:
         """The form of the answer, as it was read."""
         form = self.structured_outputs
-        assert form is None or isinstance(form, StructuredOutputs), (
-            "mappings are read when parameters are made"
-        )
+        assert form is None or isinstance(form, StructuredOutputs), "mappings are read before"
         return form
 
     def with_bad_tokens(self, encode: Callable[[str], Sequence[int]]) -> Self:
@@ -301,11 +290,9 @@ def _scalar(name: str, value: Any, kinds: Set[Any], limits: Limits | None) -> An
         if not isinstance(value, bool):
             raise InvalidRequestError(f"{name} must be true or false, got {show(value)}")
         return value
-    checked = (
-        list_params.integer(name, value, int(limits.low), int(limits.high))
-        if int in kinds
-        else list_params.number(name, value, limits.low, limits.high)
-    )
+    if int in kinds:
+        return list_params.integer(name, value, int(limits.low), int(limits.high))
+    checked = list_params.number(name, value, limits.low, limits.high)
     if limits.open and checked == limits.low:
         raise InvalidRequestError(f"{name} must be greater than {limits.low}, got {checked}")
     return checked

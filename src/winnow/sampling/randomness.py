@@ -1,12 +1,10 @@
 """Random numbers without a state: each draw is a function of who asks and of where in the answer it stands.
 
-A generator object would have to be saved when a sequence is preempted, and would advance differently in
-another batch. A hash of (seed, sample index, position) needs neither: the draw is the same alone, in any
-batch, in any slot.
+A generator object would have to be saved when a sequence is preempted, and would advance differently in another batch.
+A hash of (seed, sample index, position) needs neither: the draw is the same alone, in any batch, in any slot.
 
-The hash is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)
-with the constants of Vigna's `splitmix64.c`. Output number p of that generator is `mix(key + (p + 1) *
-gamma)`, so any position can be reached at once.
+The hash is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) with the
+constants of Vigna's `splitmix64.c`. Output number p of that generator is `mix(key + (p + 1) * gamma)`.
 """
 
 import numpy as np
@@ -37,10 +35,6 @@ def stream_key(seed: int, sample_index: int) -> int:
 
 
 def uniform(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return one draw per row, even over [0, 1) in steps of 2**-53.
-
-    Args:
-        keys: [B], from `stream_key`.
-        positions: [B], how many tokens the answer already holds.
-    """
+    """Return one draw per row, [B], even over [0, 1) in steps of 2**-53, for a key of `stream_key`, [B], and the number
+    of tokens that the answer already holds, [B]."""
     return (words(keys, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53

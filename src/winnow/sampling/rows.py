@@ -36,7 +36,6 @@ class HostCopy:
             self._arrived.record()
 
     def read(self) -> Tensor:
-        """Return the copy, once it is there."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tensor.cpu()
@@ -67,28 +66,20 @@ class Fault(IntEnum):
 
 
 def mark_faults(tokens: Tensor, logits: Tensor) -> Tensor:
-    """Return `tokens` with `Fault.NOT_FINITE` where a row of logits is unsound; nothing waits for the device.
-
-    Args:
-        tokens: int64 [R].
-        logits: [R, V], any float type, as the model gave them.
-    """
+    """Return `tokens`, int64 [R], with `Fault.NOT_FINITE` where a row of the model's logits, [R, V] of any float type,
+    is unsound; nothing waits for the device."""
     return torch.where(sound_rows(logits), tokens, Fault.NOT_FINITE.value)
 
 
 def marked_tokens(tokens: Tensor, logits: Tensor) -> Callable[[], list[int]]:
-    """Do as `mark_faults` does, and return what waits for them.
-
-    On the host, a step of one sequence spends less in this than in two operators.
-    """
+    """Do as `mark_faults` does, and return what waits for them. On the host, a step of one sequence spends less in this
+    than in two operators."""
     if logits.device.type != "cpu":
         copy = HostCopy(mark_faults(tokens, logits))
         return lambda: copy.read().tolist()
     largest = logits.amax(1).tolist()
-    marked = [
-        token if isfinite(most) else Fault.NOT_FINITE.value
-        for token, most in zip(tokens.tolist(), largest, strict=True)
-    ]
+    pairs = zip(tokens.tolist(), largest, strict=True)
+    marked = [token if isfinite(most) else Fault.NOT_FINITE.value for token, most in pairs]
     return lambda: marked
 
 

@@ -86,14 +86,12 @@ class Sampler:
 
     @property
     def nbytes(self) -> int:
-        """Device memory held between steps: the counts of requests with a penalty, else nothing."""
+        """Device memory held between steps: the counts of requests with a penalty."""
         return self._counts.nbytes
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
-        """Return the same parameters, with a seed drawn if they bring none.
-
-        Call it once when a request arrives: then its answers do not depend on when they are preempted.
-        """
+        """Return the same parameters, with a seed drawn if they bring none. Call it once when a request arrives: then
+        its answers do not depend on when they are preempted."""
         return params if params.seed is not None else replace(params, seed=self._draw_seed())
 
     def _draw_seed(self) -> int:
@@ -114,12 +112,6 @@ class Sampler:
 
         Parameters without a seed get a fresh one here, also when the sequence comes back; see `with_seed`. Raises
         InvalidRequestError: a token id is outside the vocabulary; the slot stays free.
-
-        Args:
-            slot: a free slot, below `max_num_seqs`.
-            params: checked against the vocabulary here.
-            prompt_token_ids, output_token_ids: their tokens only matter where there is a penalty.
-            sample_index: which of the request's `n` answers this is.
         """
         assert self._slots.is_free(slot), f"slot {slot} is taken"
         params.validate_for(self.vocab_size)
@@ -146,7 +138,6 @@ class Sampler:
         return matcher
 
     def remove(self, slot: int) -> None:
-        """Let a sequence go, finished or preempted; its slot is free again."""
         assert not self._slots.is_free(slot), f"slot {slot} is free"
         counts_row = self._slots.counts_row(slot)
         if counts_row is not None:
@@ -196,9 +187,7 @@ class Sampler:
         others = [index for index in range(len(slots)) if index not in walked]
         rest = np.array([slots[index] for index in others], dtype=np.int64)
         rows = np.repeat(rest, counts[others])
-        of_rows = np.concatenate([[0], *(firsts[i] + np.arange(counts[i]) for i in others)]).astype(np.int64)[
-            1:
-        ]
+        of_rows = np.array([firsts[i] + at for i in others for at in range(counts[i])], dtype=np.int64)
         ahead = of_rows - np.repeat(firsts[others], counts[others])
         own = logits if not walked else logits[torch.from_numpy(of_rows).to(logits.device)]
         pending = self._begin(own, rows.tolist(), self._slots.positions(rows) + ahead)
@@ -212,20 +201,14 @@ class Sampler:
         return PendingSample(read, pending.slots, pending.tables)
 
     def _depends_on_answer(self, slot: int) -> bool:
-        return (
-            slot in self._matchers
-            or self._slots.has_bad_words(slot)
-            or self._slots.counts_row(slot) is not None
-        )
+        penalised = self._slots.counts_row(slot) is not None
+        return penalised or slot in self._matchers or self._slots.has_bad_words(slot)
 
     def _walk(
         self, logits: Tensor, walked: Mapping[int, tuple[int, int, Sequence[int]]]
     ) -> dict[int, SamplerOutput]:
-        """Sample slots one token after the other as far as it is the draft.
-
-        Args:
-            walked: by index: slot, first row of the logits, drafts.
-        """
+        """Sample slots one token after the other as far as it is the draft. `walked` has, by index: slot, first row of
+        the logits, drafts."""
         found = {index: SamplerOutput([], []) for index in walked}
         active, depth = list(walked), 0
         while active:

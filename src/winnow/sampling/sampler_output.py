@@ -40,11 +40,9 @@ def accepted(output: SamplerOutput, drafts: Sequence[Sequence[int]]) -> SamplerO
         if first in output.faults:
             faults[index] = output.faults[first]
         else:
-            while (
-                count <= len(draft)
-                and output.token_ids[first + count - 1] == draft[count - 1]
-                and first + count not in output.faults
-            ):
+            for at, proposed in enumerate(draft, first):
+                if output.token_ids[at] != proposed or at + 1 in output.faults:
+                    break
                 count += 1
         token_ids += output.token_ids[first : first + count]
         logprobs += output.logprobs[first : first + count]
@@ -54,7 +52,6 @@ def accepted(output: SamplerOutput, drafts: Sequence[Sequence[int]]) -> SamplerO
 
 
 def merged(rest: SamplerOutput, others: Sequence[int], walked: Mapping[int, SamplerOutput]) -> SamplerOutput:
-    """Return outputs of slots in one, by their indices."""
     assert rest.offsets is not None, "drafts make it ragged"
     bounds = dict(zip(others, zip(rest.offsets, rest.offsets[1:], strict=False), strict=True))
     faults = {others[index]: fault for index, fault in rest.faults.items()}

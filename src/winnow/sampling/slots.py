@@ -52,22 +52,15 @@ _TOP_K = Columns._fields.index("top_k")
 
 
 class Block(NamedTuple):
-    """Rows that need the same and fit into memory together.
-
-    Attributes:
-        features: what all of them need.
-        first, end: their columns.
-        first_edit, end_edit: their edits.
-        largest_k, top: the most of their `top_k` and of their `logprobs`.
-    """
+    """Rows that need the same and fit into memory together."""
 
     features: Feature
-    first: int
+    first: int  # column
     end: int
     first_edit: int
     end_edit: int
-    largest_k: int
-    top: int
+    largest_k: int  # the most of their `top_k`
+    top: int  # and of their `logprobs`
 
 
 @dataclass(frozen=True)
@@ -89,14 +82,6 @@ class SamplingBatch:
 
 
 class SlotTable:
-    """Table of the sequences in slots.
-
-    Args:
-        max_num_seqs: number of slots.
-        vocab_size: V.
-        eos_token_ids: tokens that end an answer unless the request ignores them.
-    """
-
     def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
@@ -116,11 +101,9 @@ class SlotTable:
         self._forced: dict[int, tuple[int, ...]] = {}
 
     def is_free(self, slot: int) -> bool:
-        """Return whether no sequence occupies the slot."""
         return not self._occupied[slot]
 
     def are_used(self, slots: NDArray[np.int64]) -> bool:
-        """Return whether every slot is occupied."""
         return bool(self._occupied[slots].all())
 
     def positions(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -135,7 +118,6 @@ class SlotTable:
         return not self._needs(slots, positions).any()
 
     def counts_row(self, slot: int) -> int | None:
-        """Return its row of the penalty tables, where it has one."""
         return int(self._counts_row[slot]) if self._features[slot] & Feature.PENALTIES else None
 
     def add(
@@ -148,16 +130,13 @@ class SlotTable:
         forced: tuple[int, ...] = (),
         answer: Sequence[int] = (),
     ) -> None:
-        """Let a sequence in.
+        """Let a sequence into a free slot.
 
         Args:
-            slot: a free one.
-            params: valid for the vocabulary.
             key: of its random stream.
             position: how many tokens its answer holds.
             counts_row: its row of the penalty tables, where it has a penalty.
             forced: the tokens that its answer begins with.
-            answer: its answer so far.
         """
         self._bad[slot] = params.bad_tokens
         self._last[slot] = deque(answer, max((len(word) for word in self._bad[slot]), default=1) - 1)
@@ -198,12 +177,10 @@ class SlotTable:
         self._occupied[slot] = True
 
     def remove(self, slot: int) -> None:
-        """Let a sequence go."""
         del self._bias[slot], self._ends[slot], self._forced[slot], self._bad[slot], self._last[slot]
         self._occupied[slot] = False
 
     def has_bad_words(self, slot: int) -> bool:
-        """Return whether an answer must not hold some words."""
         return bool(self._bad.get(slot))
 
     def take(self, slot: int, token: int) -> None:
@@ -211,23 +188,18 @@ class SlotTable:
         self._last[slot].append(token)
 
     def advance(self, slots: NDArray[np.int64], counts: NDArray[np.int64] | int = 1) -> None:
-        """Count more tokens in each of these answers."""
         self._position[slots] += counts
 
     def batch(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> SamplingBatch:
-        """Sort the rows by need, cut them into blocks and pack what the device must know.
-
-        Args:
-            positions: of the token that each row chooses, in the answer of its slot.
-        """
+        """Sort the rows by need, cut them into blocks and pack what the device must know. Each row chooses the token at
+        a position of its slot's answer."""
         features = self._needs(slots, positions)
         order = np.argsort(features, kind="stable")
         sorted_slots, features, places = slots[order], features[order], positions[order]
         draws = uniform(self._key[sorted_slots], places)
         settings = self._settings[:, sorted_slots]
-        forced = [
-            self._forced_token(*each) for each in zip(sorted_slots.tolist(), places.tolist(), strict=True)
-        ]
+        answers = [self._forced[slot] for slot in sorted_slots.tolist()]
+        forced = [own[at] if at < len(own) else 0 for own, at in zip(answers, places.tolist(), strict=True)]
         columns = np.concatenate([[order, self._counts_row[sorted_slots], draws, forced], settings])
 
         blocks: list[Block] = []
@@ -240,16 +212,9 @@ class SlotTable:
                 first_edit = len(edits)
                 if kind & (Feature.BIAS | Feature.MIN_TOKENS):
                     self._add_edits(edits, Feature(kind), sorted_slots[members].tolist())
-                block = Block(
-                    features=Feature(kind),
-                    first=members.start,
-                    end=members.stop,
-                    first_edit=first_edit,
-                    end_edit=len(edits),
-                    largest_k=int(columns[_TOP_K, members].max()),
-                    top=int(self._top[sorted_slots[members]].max()),
-                )
-                blocks.append(block)
+                most = int(columns[_TOP_K, members].max()), int(self._top[sorted_slots[members]].max())
+                ends = members.start, members.stop, first_edit, len(edits)
+                blocks.append(Block(Feature(kind), *ends, *most))
         flat_edits = np.array(edits, dtype=np.float64).reshape(-1, 3).T
         packed = np.concatenate([columns.ravel(), flat_edits.ravel()])
         return SamplingBatch(order, blocks, packed, self._top[slots])
@@ -260,11 +225,6 @@ class SlotTable:
         forced = positions < self._num_forced[slots]
         features[forced] = features[forced] & (Feature.PENALTIES | Feature.LOGPROBS) | Feature.FORCED
         return features
-
-    def _forced_token(self, slot: int, position: int) -> int:
-        """Return what its answer must hold at a position; 0 where it is free."""
-        forced = self._forced[slot]
-        return forced[position] if position < len(forced) else 0
 
     def _add_edits(self, edits: list[tuple[int, int, float]], kind: Feature, slots: list[int]) -> None:
         """Append what must be added to which logit: a bias, or -inf for what may not yet end the answer."""

@@ -6,28 +6,19 @@ from typing import NamedTuple
 
 
 class Match(NamedTuple):
-    """A stop string found in a piece of text.
-
-    Attributes:
-        stop: the string.
-        end: characters of the piece up to and including the match. It may have begun in an earlier piece.
-    """
+    """A stop string found in a piece of text. It may have begun in an earlier piece."""
 
     stop: str
     end: int
+    """Characters of the piece up to and including the match."""
 
 
 class StopMatcher:
-    """Matcher of stop strings in growing text, whatever pieces it comes in.
+    """Matcher of stop strings, none empty, in growing text, whatever pieces it comes in.
 
-    Of several stop strings the one that is complete first wins, and of those complete at the same character
-    the longest: the only reading that does not depend on how the text was cut into tokens.
-
-    Per stop string one automaton of Knuth, Morris and Pratt (1977): constant time per character, however long
-    the string or unlucky the text.
-
-    Args:
-        stops: the strings, none empty.
+    Of several stop strings the one that is complete first wins, and of those complete at the same character the
+    longest: the only reading that does not depend on how the text was cut into tokens. Per stop string one automaton of
+    Knuth, Morris and Pratt (1977): constant time per character, however long the string or unlucky the text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -41,12 +32,8 @@ class StopMatcher:
         return max(self._matched, default=0)
 
     def feed(self, piece: str, check: bool = True) -> Match | None:
-        """Read on, up to the first match.
-
-        Args:
-            piece: the text that follows.
-            check: False: matches that end in this piece do not count, though one may begin here.
-        """
+        """Read on, up to the first match. Without `check`, matches that end in this piece do not count, though one may
+        begin here."""
         for position, character in enumerate(piece) if self._stops else ():
             found = None
             for index, stop in enumerate(self._stops):
@@ -63,13 +50,11 @@ class StopMatcher:
 class StopCutter:
     """Cutter of growing text at its first stop string, which holds back an ending that could become one.
 
-    Stop strings that hold a text which the answer leaves out see all text, in the order of tokens, the others what the
-    answer shows; a cut takes from what is shown.
+    Stop strings that hold one of the `hidden` texts, which the answer leaves out, see all text, in the order of tokens,
+    the others what the answer shows; a cut takes from what is shown.
 
     Args:
-        stops: the strings, none empty.
         include: keep the stop string at the end of the text.
-        hidden: the texts left out.
 
     Attributes:
         matched: the stop string at which the text was cut; nothing may be fed after it.
@@ -86,12 +71,8 @@ class StopCutter:
         self._is_shown: list[bool] = []  # of each held character
 
     def feed(self, new: str, check: bool = True, *, shown: bool = True) -> str:
-        """Read on. Returns the text that is certain now and was not before.
-
-        Args:
-            check: False: matches that end in `new` do not count, though one may begin here.
-            shown: `new` is part of the answer's text.
-        """
+        """Read on. Returns the text that is certain now and was not before. `check` acts as in `StopMatcher.feed`;
+        `shown` says that `new` is part of the answer's text."""
         if not self._any:
             return new if shown else ""
         before = len(self._held)

@@ -77,8 +77,7 @@ StructuredOutputsParams = GuidedDecodingParams = StructuredOutputs
 
 
 def schema_text(schema: Any) -> str:
-    """Return a JSON schema as JSON text, its size and depth checked. Raises InvalidRequestError: it is none, or too
-    large."""
+    """Return a JSON schema as JSON text. Raises InvalidRequestError: it is none, too large or too deep."""
     if isinstance(schema, str):
         _check_text("json", schema, MAX_GRAMMAR_CHARS)
         try:
@@ -98,7 +97,7 @@ def schema_text(schema: Any) -> str:
 
 def _check_values(schema: Any) -> None:
     """Refuse what nests deeper than `MAX_SCHEMA_DEPTH`, and numbers that the grammar would replace by others."""
-    level, depth = [schema], 0
+    level, depth = [] if isinstance(schema, bool) else [schema], 0
     while level:
         depth += 1
         if depth > MAX_SCHEMA_DEPTH:
@@ -107,14 +106,10 @@ def _check_values(schema: Any) -> None:
             if isinstance(each, Mapping):
                 for name in (*_BOUNDS, *_VALUES):
                     _check_number(name, each.get(name))
-        level = [
-            child
-            for each in level
-            for child in (
-                each.values() if isinstance(each, Mapping) else each if isinstance(each, list | tuple) else ()
-            )
-            if isinstance(child, Mapping | list | tuple)
+        children = [
+            child for each in level for child in (each.values() if isinstance(each, Mapping) else each)
         ]
+        level = [child for child in children if isinstance(child, Mapping | list | tuple)]
 
 
 def _check_number(name: str, value: Any) -> None:
@@ -139,10 +134,8 @@ def _choices(choice: Any) -> tuple[str, ...]:
     for text in choice:
         if not isinstance(text, str) or not text:
             raise InvalidRequestError(f"choice must hold texts that are not empty, got {show(text)}")
-    if sum(map(len, choice)) > MAX_GRAMMAR_CHARS:
-        raise InvalidRequestError(
-            f"choice must hold at most {MAX_GRAMMAR_CHARS} characters, got {sum(map(len, choice))}"
-        )
+    if (length := sum(map(len, choice))) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequestError(f"choice must hold at most {MAX_GRAMMAR_CHARS} characters, got {length}")
     return tuple(choice)
 
 

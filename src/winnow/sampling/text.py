@@ -14,16 +14,11 @@ _CONTEXT = 6
 class Detokenizer:
     """The text that each further token adds: bytes of tokens, decoded as far as characters are whole.
 
-    Model output need not be UTF-8 at all: each broken part of it becomes a replacement character.
-
-    Args:
-        table: of a tokenizer whose text, once complete, does not change when more tokens follow.
-        skip_special_tokens: leave them out.
-        prompt_token_ids: what the answer follows. It may finish a character that the prompt began; one that it does not
-            finish is none of its text.
+    Model output need not be UTF-8 at all: each broken part of it becomes a replacement character. An answer may finish
+    a character that the prompt began; one that it does not finish is none of its text.
 
     Attributes:
-        at_start: whether nothing stands before the next token's text, neither of the prompt nor of the answer.
+        at_start: nothing stands before the next token's text, neither of the prompt nor of the answer.
     """
 
     def __init__(self, table: TokenTable, skip_special_tokens: bool, prompt_token_ids: Sequence[int]) -> None:
@@ -76,9 +71,7 @@ class ReasoningSplitter:
         self._opening, self._closing = marks
         self._inside = not self._opening
         self._behind = False
-        self._held = (
-            ""  # text that may be the opening mark, or the beginning of the closing one that was given out
-        )
+        self._held = ""  # it may be the opening mark, or the beginning of the closing one that was given out
         self._pushed = 0
 
     def push(self, text: str) -> tuple[str, str]:
@@ -117,23 +110,17 @@ class ReasoningSplitter:
 
 
 class TextStream:
-    """The text of one answer as it grows, cut at the first stop string.
+    """The text of one answer as it grows, cut at the first stop string; without a tokenizer it stays empty.
 
-    Of text that could still change nothing is shown: neither a character whose bytes are incomplete nor an
-    ending that could become a stop string. With a prompt, the text is what the tokenizer writes after the
-    prompt, a leading space included; without, what it writes for the answer alone.
+    Of text that could still change nothing is shown: neither a character whose bytes are incomplete nor an ending that
+    could become a stop string. With a prompt, the text is what the tokenizer writes after the prompt, a leading space
+    included; without, what it writes for the answer alone.
 
     A stop string that holds the text of a special token ends the answer also where special tokens are left out of the
     text. Within reasoning, and in white space behind it, none does.
 
-    Args:
-        tokenizer: of transformers, or the table of one; None: the text stays empty.
-        params: `stop`, `include_stop_str_in_output`, `skip_special_tokens`, `detokenize`, `reasoning` and `until` are
-            read.
-
     Attributes:
         is_complete: `until` says so.
-        prompt_token_ids: what the answer follows; only its last few tokens are looked at.
     """
 
     def __init__(
@@ -172,7 +159,7 @@ class TextStream:
 
     @property
     def at_start(self) -> bool:
-        """Return whether nothing stands before the next token's text, neither of the prompt nor of the answer."""
+        """See `Detokenizer.at_start`."""
         return self._detokenizer is not None and self._detokenizer.at_start
 
     @property
@@ -181,13 +168,8 @@ class TextStream:
         return "".join(self._pieces)
 
     def push(self, token_id: int, check_stop: bool = True) -> None:
-        """Add a token.
-
-        Args:
-            token_id: the next of the answer.
-            check_stop: False before `min_tokens` is reached: a stop string that ends in this token's text is
-                ignored.
-        """
+        """Add a token. Without `check_stop`, as before `min_tokens` is reached, a stop string that ends in this token's
+        text is ignored."""
         if self._detokenizer is None or self.matched_stop is not None:
             return
         self._check_stop = check_stop

@@ -17,15 +17,12 @@ class Tokenizer(Protocol):
 
 
 class TokenTable:
-    """Table of one tokenizer's tokens; what was found is kept.
+    """Table of the tokens of a tokenizer of transformers, or of anything that decodes; what was found is kept.
 
     How bytes are spelt is read from the tokenizer's own description of its decoder. Byte-level BPE (GPT-2, Llama 3)
     writes every byte as one of 256 characters. SentencePiece with byte fallback (Llama 2, Mistral, Gemma) has a token
     `<0xNN>` for each byte beside tokens of whole characters. All other kinds (Unigram, WordPiece, words) know whole
     characters alone.
-
-    Args:
-        tokenizer: of transformers, or anything that decodes.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -33,20 +30,15 @@ class TokenTable:
         self._bytes: dict[int, bytes] = {}
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of these tokens alone."""
         # Tidying spaces before punctuation would change text that is already out.
-        text = self._tokenizer.decode(
-            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        text = self._tokenizer.decode(token_ids, **options)
         assert isinstance(text, str), "a flat list of tokens decodes to one string"
         return text
 
     def bytes_of(self, token: int, first: bool = False) -> bytes:
-        """Return the bytes that a token adds to the text: part of a character, or of several, or whole ones.
-
-        Args:
-            first: nothing stands before it, so that many tokenizers drop its leading space.
-        """
+        """Return the bytes that a token adds to the text: part of a character, or of several, or whole ones. As `first`
+        it has nothing before it, so that many tokenizers drop its leading space."""
         if first and token not in self.byte_tokens:
             text = self.decode([token])
             return self.bytes_of(token) if REPLACEMENT in text else text.encode()
@@ -95,7 +87,6 @@ class TokenTable:
 
     @cached_property
     def _byte_of(self) -> Mapping[str, int]:
-        """Byte of each character of byte-level BPE's alphabet."""
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
         return {character: byte for byte, character in bytes_to_unicode().items()}

@@ -51,11 +51,8 @@ class Turns:
     def add(
         self, tenant: str | None, prompt: str, prompt_ids: list[int], tail: int, answer_ids: list[int]
     ) -> None:
-        """Remember an answer to a conversation as text; a special token that ends it is none of it.
-
-        Args:
-            tail: tokens of the prompt that a template wrote behind the question.
-        """
+        """Remember an answer to a conversation as text; a special token that ends it is none of it. The template wrote
+        the last `tail` tokens of the prompt behind the question."""
         if self._tokens is None or self._special is None or not answer_ids:
             return
         own = answer_ids[:-1] if answer_ids[-1] in self._tokens.special else answer_ids
@@ -79,11 +76,8 @@ class Turns:
     def encode(
         self, tenant: str | None, text: str, tail: str, encode: Callable[[str], list[int]]
     ) -> list[int]:
-        """Return the tokens of a prompt that a template made: those of its turns that are known, and `encode`'s.
-
-        Args:
-            tail: what the template wrote behind the question.
-        """
+        """Return the tokens of a prompt that a template made: those of its turns that are known, and `encode`'s. The
+        template wrote `tail` behind the question."""
         start, found = 0, None
         with self._lock:
             keys = []
@@ -100,11 +94,9 @@ class Turns:
         state, start = sha256(repr(tenant).encode()), 0
         begin = tail[max((0, *self._starts(tail))) :].rstrip()  # of an answer
         for end in (*self._starts(text), len(text)):
-            piece = (
-                re.sub(f"{re.escape(begin)}\\s+", lambda _: begin, text[start:end])
-                if begin
-                else text[start:end]
-            )
+            piece = text[start:end]
+            if begin:
+                piece = re.sub(f"{re.escape(begin)}\\s+", lambda _: begin, piece)
             state.update(piece.rstrip().encode(errors="surrogatepass"))
             start = end
             yield end, state.digest()
