@@ -28,9 +28,7 @@ class PagedAttentionStep:
     logits_indices: Tensor | None
     """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
     probes: tuple[tuple[Probe, Watched], ...] = ()
-    """Tokens that policies watch."""
     replays: tuple[ReplaySpan, ...] = ()
-    """Tokens that repeat a context."""
 
     @property
     def native(self) -> NativeStep | None:

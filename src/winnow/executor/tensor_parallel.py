@@ -43,7 +43,6 @@ def load_rank(config: ModelConfig, rank: int, size: int, directory: Path) -> Loa
 def build_executor(
     loaded: LoadedModel, config: EngineConfig, layout: CacheLayout, size: CacheSize
 ) -> TorchExecutor:
-    """Set up what computes steps of a model in this process alone."""
     return TorchExecutor(loaded, config, _backend(loaded, config, layout), layout, size)
 
 
@@ -119,7 +118,6 @@ class TensorParallelExecutor:
     # -- on every rank -------------------------------------------------------------------------------------------
 
     def _all(self, name: str, *arguments: Any) -> list[Any]:
-        """Run the method of this name on every rank. Returns their results."""
         return self._team.gather(partial(getattr(self._own, name), *arguments), name, *arguments)
 
     def _first(self, name: str, *arguments: Any) -> Any:

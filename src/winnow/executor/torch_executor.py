@@ -15,7 +15,7 @@ from winnow.attention.spans import NEVER
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
-from winnow.cache.layout import IntArray
+from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
 from winnow.cache.recurrent import Computed
 from winnow.cache.tiers.tier_traffic import TierTraffic
@@ -39,7 +39,6 @@ from winnow.eviction import (
 )
 from winnow.eviction.probes import probes_of
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans, with_own_parts
-from winnow.executor.contents import check_contents, kept_positions, kept_weights
 from winnow.executor.image_features import ImageFeatures
 from winnow.executor.occupants import Occupants
 from winnow.executor.signals import EngineSignals
@@ -122,7 +121,6 @@ class TorchExecutor:
         return hidden
 
     def leave_graphs(self) -> None:
-        """Launch all steps kernel by kernel."""
         self._graphs = None
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
@@ -292,10 +290,29 @@ class TorchExecutor:
         self.cache.states.write(key, states)
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
-        return kept_positions(self.cache, slot)
+        blocks, lengths = self._held_blocks(slot)
+        held = self.cache.pool.numbers.positions_of(blocks).cpu().numpy()  # [L, H, N]
+        return [
+            [sorted(row[:length].tolist()) for row, length in zip(rows, layer.tolist(), strict=True)]
+            for rows, layer in zip(held, lengths, strict=True)
+        ]
 
     def kept_weights(self, slot: int) -> list[list[float]]:
-        return kept_weights(self.cache, slot)
+        blocks, lengths = self._held_blocks(slot)
+        if not self.layout.has_bias:
+            return lengths.astype(float).tolist()
+        pools = map(self.cache.pool.of_layer, range(len(blocks)))
+        bias = torch.stack([pool.biases_of(row) for pool, row in zip(pools, blocks, strict=True)])
+        ends = torch.from_numpy(lengths).to(bias.device)[..., None]
+        within = torch.arange(bias.shape[-1], device=bias.device) < ends
+        return bias.exp().masked_fill(~within, 0.0).sum(dim=-1).tolist()
+
+    def _held_blocks(self, slot: int) -> tuple[Tensor, IntArray]:
+        """Return the blocks of a slot's rows, int64 [L, H, n], and their lengths, [L, H]."""
+        tables, lengths = self.cache.tables, self.cache.tables.host_lengths[slot]
+        most = ceil_div(int(lengths.max()), self.layout.block_size)
+        slots = torch.tensor([slot], device=tables.pages.device)
+        return tables.lookup_layers(slots, most)[:, 0].long(), lengths
 
     def prepare(self, policy: EvictionPolicy) -> None:
         if policy.compact is not None and not self.layout.has_bias:
@@ -308,7 +325,19 @@ class TorchExecutor:
             raise InvalidRequestError(str(error)) from None
 
     def check_integrity(self, held: Holdings) -> None:
-        check_contents(self.cache, held)
+        tables, host = self.cache.tables, self.cache.host
+        same = host is not None and host.host_ids == held.host_ids == self.cache.states.host_ids
+        assert host is not None and same, "the host tier holds other copies than the ledger counts"
+        assert host.nbytes <= held.host_bytes, "the host tier holds more bytes than the ledger counts"
+        assert np.array_equal(tables.host_lengths, held.lengths), "lengths differ from the ledger's"
+        assert np.array_equal(tables.lengths.cpu().numpy(), held.lengths), "lengths differ on the device"
+        for slot, pages in held.pages.items():
+            own = tables.page_table[slot, : len(pages)].cpu().numpy()
+            assert np.array_equal(own, pages), "a page table differs from the ledger's"
+            blocks, lengths = self._held_blocks(slot)
+            filled = np.arange(blocks.shape[-1]) < self.layout.row_blocks(lengths)[..., None]
+            found = blocks.cpu().numpy()[filled]
+            assert np.array_equal(found, held.blocks[slot]), "a block table differs from the ledger's"
 
     def close(self) -> None:
         self.tower.close()

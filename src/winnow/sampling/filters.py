@@ -138,7 +138,6 @@ def _has_triton(device: torch.device) -> bool:
 
 
 def open_argmax(device: torch.device) -> Argmax:
-    """Return the fastest that there is on a device."""
     if _has_triton(device):
         from winnow.sampling import triton_kernels
 

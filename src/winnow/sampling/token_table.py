@@ -11,9 +11,7 @@ REPLACEMENT = "\ufffd"
 class Tokenizer(Protocol):
     """The one thing asked of a tokenizer; those of transformers have it, and tell more."""
 
-    def decode(self, token_ids: Any, skip_special_tokens: bool = ..., **options: Any) -> Any:
-        """Return the text of these tokens."""
-        ...
+    def decode(self, token_ids: Any, skip_special_tokens: bool = ..., **options: Any) -> Any: ...
 
 
 class TokenTable:

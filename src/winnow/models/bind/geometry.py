@@ -18,7 +18,6 @@ class ModelGeometry:
     windows: tuple[int | None, ...]
     """Sliding window of each layer, None where a layer sees everything."""
     states: tuple[StateShape, ...] = ()
-    """States that layers keep in place of KVs, or beside them."""
     by_layer: tuple[tuple[int, int, int], ...] = ()
     """Query heads, KV heads and head_dim of each layer, where they differ: those above are the largest then."""
     latent: bool = False

@@ -304,7 +304,6 @@ def _each(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _joined(found: Any) -> Any:
-    """Return results for parts of a row, one behind the other."""
     if isinstance(found[0], tuple):
         return tuple(map(_joined, zip(*found, strict=True)))
     return None if any(part is None for part in found) else torch.cat(found, dim=1)

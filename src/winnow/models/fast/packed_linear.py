@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from winnow.models.fast.blocks import Blocks, BlockWeights, dense_weight
+from winnow.models.fast.blocks import BLOCK, Blocks, BlockWeights, dense_weight
 from winnow.models.fast.experts import GroupedExperts, is_experts, linear_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def linear_maker(
 ) -> MakeLinear:
     """Return what makes packed layers of a type, of weights in `blocks` where there can be some. A weight that cannot
     be packed stays an `nn.Linear`."""
-    if blocks is not None and kernels.packs_blocks(dtype):
+    if blocks is not None and kernels.packs(dtype, BLOCK):
         wide = linear_maker(kernels, dtype)
 
         def narrow(linears: Sequence[nn.Linear]) -> nn.Module:

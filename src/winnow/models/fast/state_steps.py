@@ -64,8 +64,6 @@ def steps_in_place(kind: type[nn.Module]) -> tuple[Callable[..., Any] | None, fr
 
 
 def _either(step: Step, own: Step) -> Step:
-    """Return a module's own step, but the other one over states that stay where they lie."""
-
     def run(*args: Any, **kwargs: Any) -> Any:
         in_place = any(isinstance(each, StateRows) for each in (*args, *kwargs.values()))
         return (step if in_place else own)(*args, **kwargs)

@@ -80,9 +80,7 @@ class LoadedModel(PlainModel):
     unfused: Mapping[int, str] = field(default_factory=dict)
     """Reasons for which layers, by their number, are computed by transformers' code though others might be faster."""
     blocks: BlockWeights | None = None
-    """Choice of its weights that are in blocks; None: none."""
     library: LibraryWeights | None = None
-    """Choice of its weights that a library quantized; None: none."""
     ranks: Ranks = ALONE
     """Ranks that compute it together: `model` and `geometry` are this one's part."""
     verified: Verified | None = None

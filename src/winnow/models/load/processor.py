@@ -223,28 +223,24 @@ def _runs(tokens: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return np.split(tokens, np.flatnonzero(np.diff(tokens) != 1) + 1)
 
 
-class _Positions:
-    """Positions of three axes, by the class's own method, without its weights."""
+def _positions_of(config: "PretrainedConfig", model_class: "type[PreTrainedModel]") -> Any:
+    """Return what counts positions of three axes, by the class's own method, without its weights; None: it has none."""
+    prefix = model_class.__name__.removesuffix("ForConditionalGeneration")
+    holder: Any = getattr(sys.modules[model_class.__module__], f"{prefix}Model", None)
+    if not hasattr(holder, "get_rope_index"):
+        return None
+    shell = holder.__new__(holder)
+    nn.Module.__init__(shell)
+    shell.config = config
 
-    def __init__(self, config: "PretrainedConfig", holder: Any) -> None:
-        self._config = config
-        self._shell = holder.__new__(holder)
-        nn.Module.__init__(self._shell)
-        self._shell.config = config
-
-    def __call__(self, ids: list[int], inputs: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[np.int64]:
+    def positions(ids: list[int], inputs: Sequence[Mapping[str, NDArray[Any]]]) -> Any:
         tokens = torch.tensor([ids], device="cpu")
         grids = torch.cat([torch.from_numpy(each["image_grid_thw"]) for each in inputs])
-        kinds = (tokens == image_token(self._config)).int()
-        positions, _ = self._shell.get_rope_index(tokens, mm_token_type_ids=kinds, image_grid_thw=grids)
-        found: NDArray[np.int64] = positions[:, 0].numpy()
-        return found
+        kinds = (tokens == image_token(config)).int()
+        found, _ = shell.get_rope_index(tokens, mm_token_type_ids=kinds, image_grid_thw=grids)
+        return found[:, 0].numpy()
 
-
-def _positions_of(config: "PretrainedConfig", model_class: "type[PreTrainedModel]") -> _Positions | None:
-    prefix = model_class.__name__.removesuffix("ForConditionalGeneration")
-    holder = getattr(sys.modules[model_class.__module__], f"{prefix}Model", None)
-    return _Positions(config, holder) if hasattr(holder, "get_rope_index") else None
+    return positions
 
 
 @dataclass(frozen=True)

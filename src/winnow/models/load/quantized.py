@@ -235,7 +235,6 @@ def _join_experts(kept: dict[str, Blocks]) -> dict[str, Tensor]:
 
 
 def _is_read(values: Mapping[str, Any]) -> bool:
-    """Return whether a quantization_config is of a form that is read here."""
     method = values.get("quant_method")
     if method == "gptq":
         return values.get("bits") in (4, 8)
@@ -263,8 +262,6 @@ def _is_read(values: Mapping[str, Any]) -> bool:
 
 
 class QuantizedDirectory(ModelDirectory):
-    """config.json and safetensors whose linear layers are of few bits."""
-
     @classmethod
     def at(cls, path: Path) -> "QuantizedDirectory | None":
         if not (path / "config.json").exists():

@@ -61,9 +61,6 @@ class LayerKernels:
         """Return whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
         return dtype in native.DTYPES and (dtype == torch.float32 or in_features % 2 == 0)
 
-    def packs_blocks(self, dtype: torch.dtype) -> bool:
-        return dtype in native.DTYPES
-
     def panel_shape(self, dtype: torch.dtype) -> tuple[int, int]:
         """Return rows of a panel, and how many elements of a row lie together in it: both depend on the instruction
         set. A packed weight is cut into panels, in each of which the elements of its rows lie side by side."""
@@ -95,7 +92,7 @@ class LayerKernels:
     def pack_blocks(self, parts: Sequence[Blocks], dtype: torch.dtype) -> PackedWeight:
         """Copy weights of the same inputs, side by side, into panels, for rows of a type. Where they are of several
         kinds and do not fill panels, all become Q8_0."""
-        assert self.packs_blocks(dtype)
+        assert self.packs(dtype, BLOCK)
         if len(parts) > 1 and len({part.kind for part in parts}) == 1:
             parts = [Blocks(parts[0].kind, torch.cat([part.data for part in parts]))]
         elif any(part.shape[0] % self.block_panel for part in parts[:-1]):

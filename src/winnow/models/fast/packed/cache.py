@@ -88,8 +88,6 @@ def clear_cache() -> None:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The place of one model in the cache."""
-
     path: Path
     tokenizer: Path | None = None
     """Directory of the tokenizer that takes the place of the model's own."""

@@ -70,17 +70,14 @@ class Description:
     tokenizer_class: str | None
     """The tokenizer's, where transformers exports it."""
     rotaries: tuple[RotaryNumbers, ...]
-    """The kinds of rotation; layers say which one they take."""
     tied: bool
     """The embedding's rows are the head's."""
     last_layer_only_wanted: bool
-    """True if the last layer computes only tokens whose logits are wanted."""
     norm: NormNumbers
     layers: tuple[LayerNumbers, ...]
     blocks: BlockWeights | None = None
-    """Choice of the weights that are in blocks; None: none."""
     block_panel: int | None = None
-    """Rows of a panel of these."""
+    """Rows of a panel of weights in blocks."""
     embedding_scale: float | None = None
     """Factor of the embedding's rows; None: they stay as they are."""
     tokenizer: TokenizerNumbers | None = None

@@ -54,7 +54,6 @@ def load_packed(
 
 
 def _tokenizer(path: Path, description: Description) -> Any:
-    """Load the tokenizer by its backend where that was written, else by transformers."""
     load: Any = partial(load_tokenizer, path, description.tokenizer_class)
     if description.tokenizer is None or not (path / BACKEND).is_file():
         return load()

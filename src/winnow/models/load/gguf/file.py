@@ -49,8 +49,6 @@ def _read_header(path: Path, _modified: int, _size: int) -> "GgufHeader":
 
 
 class GgufFile:
-    """Configuration, weights, tokenizer and chat template in a file."""
-
     def __init__(self, header: "GgufHeader") -> None:
         self.path = header.path
         self._header, self._values = header, header.values
