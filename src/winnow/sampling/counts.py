@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.errors import InvalidRequestError
+from winnow.sampling.list_params import require
 
 _FIRST_CAPACITY = 4
 
@@ -76,10 +76,8 @@ class TokenCounts:
     def _ids(self, name: str, ids: Sequence[int]) -> Tensor:
         array = np.asarray(ids, dtype=np.int64)
         for extreme in (array.min(), array.max()) if array.size else ():
-            if not 0 <= extreme < self.vocab_size:
-                raise InvalidRequestError(
-                    f"{name} token ids must be between 0 and {self.vocab_size - 1}, got {extreme}"
-                )
+            what = f"between 0 and {self.vocab_size - 1}"
+            require(0 <= extreme < self.vocab_size, f"{name} token ids", what, int(extreme))
         return torch.from_numpy(array).to(self.device)
 
     def _grow(self) -> None:

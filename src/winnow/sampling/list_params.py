@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from winnow.errors import InvalidRequestError
+from winnow.values import checks
 from winnow.values.checks import check_integer, check_length, check_list, check_number, show
 from winnow.values.eviction_request import MAX_PROTECT, Protected
 
@@ -16,6 +17,7 @@ MAX_LOGIT_BIAS = 100.0
 
 integer = partial(check_integer, error=InvalidRequestError)
 number = partial(check_number, error=InvalidRequestError)
+require = partial(checks.require, error=InvalidRequestError)
 _check_length = partial(check_length, error=InvalidRequestError)
 _list = partial(check_list, error=InvalidRequestError)
 
@@ -52,10 +54,7 @@ def forced_tokens(forced: Any, n: int) -> tuple[int, ...] | tuple[tuple[int, ...
     _list("forced_tokens", forced, "a list of integers")
     if not forced or isinstance(forced[0], str | bytes) or not isinstance(forced[0], Sequence):
         return _forced_list(forced)
-    if len(forced) != n:
-        raise InvalidRequestError(
-            f"forced_tokens must be one list, or one for each of the n = {n} samples, got {show(forced)}"
-        )
+    require(len(forced) == n, "forced_tokens", f"one list, or one for each of the n = {n} samples", forced)
     lists = tuple(_forced_list(each) for each in forced)
     return lists if n > 1 else lists[0]
 
@@ -69,9 +68,8 @@ def _forced_list(tokens: Any) -> tuple[int, ...]:
 def spans(spans: Any) -> tuple[tuple[int, int] | Protected, ...]:
     _list("protect", spans, "a list of pairs [start, end]")
     checked = [_protected(each) for each in spans if isinstance(each, Mapping | Protected)]
-    for span in _pairs(
-        "protect", [each for each in spans if not isinstance(each, Mapping | Protected)], "[start, end]"
-    ):
+    pairs = [each for each in spans if not isinstance(each, Mapping | Protected)]
+    for span in _pairs("protect", pairs, "[start, end]"):
         start = integer("a start in protect", span[0], 0)
         checked.append((start, integer("an end in protect", span[1], start + 1)))
     return tuple(checked)
@@ -111,8 +109,8 @@ def bad_words(words: Any) -> tuple[Any, ...]:
     found = tuple(words) if isinstance(words, list | tuple) else (words,)
     for word in found:
         is_text = isinstance(word, str) and bool(word.strip())
-        if not (is_text or (isinstance(word, tuple) and word and all(type(token) is int for token in word))):
-            raise InvalidRequestError(f"bad_words must be texts that are not empty, got {show(words)}")
+        cut = isinstance(word, tuple) and bool(word) and all(type(token) is int for token in word)
+        require(is_text or cut, "bad_words", "texts that are not empty", words)
     _check_length("bad_words", found, MAX_STOP_TOKEN_IDS)
     return found
 

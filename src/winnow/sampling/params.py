@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol, Self, get_args
 
 from winnow.errors import InvalidRequestError
 from winnow.sampling import list_params
-from winnow.sampling.list_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
+from winnow.sampling.list_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS, require
 from winnow.sampling.structured import StructuredOutputs
-from winnow.values.checks import Limits, parameter, show
+from winnow.values.checks import Limits, parameter
 from winnow.values.eviction_request import Amount, EvictionRequest, check_one_amount
 from winnow.values.foreign_names import accept_fields
 from winnow.vllm import names as vllm_names
@@ -130,10 +130,8 @@ class SamplingParams(EvictionRequest):
             self._store(name, _scalar(name, getattr(self, name), kinds, limits))
         if self.seed == -1:
             self._store("seed", None)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError(
-                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
-            )
+        most, limit = self.max_tokens, f"at most max_tokens ({self.max_tokens})"
+        require(most is None or self.min_tokens <= most, "min_tokens", limit, self.min_tokens)
         self._store("stop", list_params.stop_strings(self.stop))
         self._store("stop_token_ids", list_params.stop_token_ids(self.stop_token_ids))
         self._store("logit_bias", list_params.logit_bias(self.logit_bias))
@@ -148,15 +146,11 @@ class SamplingParams(EvictionRequest):
                 raise InvalidRequestError(
                     f"{name} cannot be given with structured_outputs, which say when the answer ends"
                 )
-        if self.max_tokens is not None and self.num_forced > self.max_tokens:
-            raise InvalidRequestError(
-                f"forced_tokens must be at most max_tokens ({self.max_tokens}), got {self.num_forced}"
-            )
+        require(most is None or self.num_forced <= most, "forced_tokens", limit, self.num_forced)
         self._store_amount("compression")
         self._store_amount("kv_budget")
         check_one_amount(self.compression, self.kv_budget, InvalidRequestError)
-        if self.stop and not self.detokenize:
-            raise InvalidRequestError("detokenize must be true where stop is given, got False")
+        require(self.detokenize or not self.stop, "detokenize", "true where stop is given", False)
 
     def _store(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -169,13 +163,10 @@ class SamplingParams(EvictionRequest):
         kinds, limits = {int, float} & {*get_args(declared.type)}, declared.metadata["limits"]
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
             self._store(name, _scalar(name, value, kinds, limits))
-        elif len(value) != self.n:
-            raise InvalidRequestError(
-                f"{name} must be one number, or one for each of the n = {self.n} samples, got {show(value)}"
-            )
-        else:
-            checked = tuple(_scalar(name, each, kinds, limits) for each in value)
-            self._store(name, checked if len(checked) > 1 else checked[0])
+            return
+        require(len(value) == self.n, name, f"one number, or one for each of the n = {self.n} samples", value)
+        checked = tuple(_scalar(name, each, kinds, limits) for each in value)
+        self._store(name, checked if len(checked) > 1 else checked[0])
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -287,12 +278,10 @@ def _scalar(name: str, value: Any, kinds: Set[Any], limits: Limits | None) -> An
     if value is None and NoneType in kinds:
         return None
     if limits is None:
-        if not isinstance(value, bool):
-            raise InvalidRequestError(f"{name} must be true or false, got {show(value)}")
+        require(isinstance(value, bool), name, "true or false", value)
         return value
     if int in kinds:
         return list_params.integer(name, value, int(limits.low), int(limits.high))
     checked = list_params.number(name, value, limits.low, limits.high)
-    if limits.open and checked == limits.low:
-        raise InvalidRequestError(f"{name} must be greater than {limits.low}, got {checked}")
+    require(not limits.open or checked != limits.low, name, f"greater than {limits.low}", checked)
     return checked

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from winnow.errors import InvalidRequestError
+from winnow.sampling.list_params import require
 from winnow.values.checks import check_length, check_list, show
 from winnow.values.foreign_names import accept_fields
 from winnow.vllm import names as vllm_names
@@ -51,8 +52,7 @@ class StructuredOutputs:
             raise InvalidRequestError(
                 f"structured_outputs must hold exactly one of {', '.join(_KINDS)}, got {', '.join(given) or 'none'}"
             )
-        if self.json_object not in (None, True, False):
-            raise InvalidRequestError(f"json_object must be true or false, got {show(self.json_object)}")
+        require(self.json_object in (None, True, False), "json_object", "true or false", self.json_object)
         if self.json is not None:
             object.__setattr__(self, "json", schema_text(self.json))
         if self.choice is not None:
@@ -63,8 +63,7 @@ class StructuredOutputs:
     @classmethod
     def from_mapping(cls, values: Any) -> Self:
         """Read an object of JSON. Raises InvalidRequestError: no object, or an unknown field or a bad value in it."""
-        if not isinstance(values, Mapping):
-            raise InvalidRequestError(f"structured_outputs must be an object, got {show(values)}")
+        require(isinstance(values, Mapping), "structured_outputs", "an object", values)
         if "before" in values:
             raise InvalidRequestError(
                 f"'before' is not a field of structured_outputs; known: {', '.join(_KINDS)}"
@@ -84,8 +83,7 @@ def schema_text(schema: Any) -> str:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise InvalidRequestError(f"json must be a JSON schema, got unreadable JSON: {error}") from None
-    if not isinstance(schema, Mapping | bool):
-        raise InvalidRequestError(f"json must be a JSON schema, an object, got {show(schema)}")
+    require(isinstance(schema, Mapping | bool), "json", "a JSON schema, an object", schema)
     _check_values(schema)
     try:
         text = json.dumps(schema, allow_nan=False)
@@ -142,7 +140,6 @@ def _choices(choice: Any) -> tuple[str, ...]:
 def _check_text(name: str, text: Any, most: int) -> None:
     if text is None:
         return
-    if not isinstance(text, str) or not text:
-        raise InvalidRequestError(f"{name} must be a text that is not empty, got {show(text)}")
+    require(isinstance(text, str) and bool(text), name, "a text that is not empty", text)
     if len(text) > most:
         raise InvalidRequestError(f"{name} must have at most {most} characters, got {len(text)}")

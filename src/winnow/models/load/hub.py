@@ -96,6 +96,5 @@ def _fetch(repository: str, revision: str | None, patterns: Sequence[str] = PATT
     else:
         return Path(found)
     shown = repository if revision is None else f"{repository} at {revision}"
-    raise UnsupportedModelError(
-        f"model: cannot load {shown}: no directory of that name, and {reason}"
-    ) from None
+    reason = f"no directory of that name, and {reason}"
+    raise UnsupportedModelError(f"model: cannot load {shown}: {reason}") from None

@@ -25,6 +25,7 @@ from winnow.models.load.directory import sampling_defaults
 from winnow.models.load.loaded import LoadedModel
 from winnow.models.load.tokens import end_tokens, load_tokenizer
 from winnow.native import Kernels
+from winnow.values.checks import require
 
 
 def load_packed(
@@ -65,18 +66,16 @@ def _tokenizer(path: Path, description: Description) -> Any:
 
 def _check_options(path: Path, description: Description, config: ModelConfig) -> None:
     dtype = description.dtype
-    if config.dtype not in ("auto", dtype):
-        raise ConfigError(f"dtype must be {dtype}, in which {path} is packed, got {config.dtype!r}")
+    require(config.dtype in ("auto", dtype), "dtype", f"{dtype}, in which {path} is packed", config.dtype)
     blocks = BlockWeights.of(config)
     if blocks is not None and blocks != description.blocks:
         packed = "weight_dtype auto" if description.blocks is None else f"{description.blocks}"
         raise ConfigError(
             f"weight_dtype and weight_wide must be those in which {path} is packed, {packed}, got {blocks}"
         )
-    if config.device not in ("auto", "cpu"):
-        raise ConfigError(f"device must be cpu, for which {path} is packed, got {config.device!r}")
-    if config.load_format != "auto":
-        raise ConfigError(f"load_format must be auto for {path}, which is packed, got {config.load_format!r}")
+    require(config.device in ("auto", "cpu"), "device", f"cpu, for which {path} is packed", config.device)
+    plain, what = config.load_format == "auto", f"auto for {path}, which is packed"
+    require(plain, "load_format", what, config.load_format)
     if not config.optimize:
         raise ConfigError(f"optimize must be on for {path}, which is packed")
 
