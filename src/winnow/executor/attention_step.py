@@ -25,8 +25,7 @@ class PagedAttentionStep:
     """A packed batch over the paged cache; see `winnow.models.bind.binding.AttentionStep`."""
 
     batch: BackendStep
-    logits_indices: Tensor | None
-    """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
+    logits_indices: Tensor | None  # tokens whose logits are wanted, int64 [n]; None: all of the batch
     probes: tuple[tuple[Probe, Watched], ...] = ()
     replays: tuple[ReplaySpan, ...] = ()
 
@@ -74,12 +73,9 @@ def replay_spans(plan: StepPlan, occupants: Occupants) -> tuple[ReplaySpan, ...]
 class LogitsRows:
     """Tokens of the packed batch that need logits, and what for."""
 
-    tokens: list[int]
-    """Indices into the packed batch; the others index the logits of these."""
-    samples: list[int]
-    """The row of each of `StepPlan.samplers`, and behind it those of its drafts."""
-    prompts: dict[int, slice]
-    """By entry: the rows that predict prompt tokens whose logprobs are asked for."""
+    tokens: list[int]  # indices into the packed batch; the others index the logits of these
+    samples: list[int]  # the row of each of `StepPlan.samplers`, and behind it those of its drafts
+    prompts: dict[int, slice]  # by entry: the rows that predict prompt tokens whose logprobs are asked for
 
     @classmethod
     def of(cls, entries: Sequence[PlannedSequence]) -> "LogitsRows":

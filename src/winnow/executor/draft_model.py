@@ -30,8 +30,7 @@ class _Held:
     origin: int
     token_ids: list[int]
     agreed: int = 0
-    again: int = 0
-    """Tokens at the end that the next of several heads computes."""
+    again: int = 0  # tokens at the end that the next of several heads computes
 
 
 _Chunks = list[tuple[Sequence, list[int]]]

@@ -36,15 +36,11 @@ _NOBODY = -1
 class BatchShape:
     """Shape of a batch: all that the host decides of a step's launches."""
 
-    decodes: int
-    """Sequences that bring a token each."""
-    chunks: int
-    """Sequences that bring more."""
+    decodes: int  # sequences that bring a token each
+    chunks: int  # sequences that bring more
     chunk_tokens: int
-    logits: int
-    """Tokens whose logits are wanted."""
-    longest: int
-    """KVs in the longest row of those that bring a token each."""
+    logits: int  # tokens whose logits are wanted
+    longest: int  # KVs in the longest row of those that bring a token each
     observe: AttentionObserver | None
 
     @classmethod
@@ -76,26 +72,18 @@ class BatchShape:
 class _Places(NamedTuple):
     """Places of a batch's parts, in tensors or arrays of int64."""
 
-    token_slots: Any
-    """[T]: -1: a token only fills the batch."""
+    token_slots: Any  # [T]: -1: a token only fills the batch
     position: Any
     tokens_after: Any
-    slots: Any
-    """[B]"""
+    slots: Any  # [B]
     starts: Any
     counts: Any
-    wanted: Any
-    """[n]"""
+    wanted: Any  # [n]
 
 
 class StaticBatch:
-    """Batch of fixed shape in fixed memory, filled anew for each step: the input of a CUDA graph.
-
-    Attributes:
-        tokens: int64 [T].
-        wanted: tokens whose logits are wanted, int64 [n].
-        spans: slots are -1 where sequences only fill it.
-    """
+    """Batch of fixed shape in fixed memory, filled anew for each step: the input of a CUDA graph. It has `tokens`,
+    int64 [T], of which those `wanted`, int64 [n], need logits, and `spans`: slots are -1 of sequences that fill it."""
 
     def __init__(self, shape: BatchShape, device: torch.device | str) -> None:
         self._shape = shape

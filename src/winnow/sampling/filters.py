@@ -22,12 +22,9 @@ KeepTop = Callable[[Tensor, Tensor | None, int, Tensor | None], None]
 class TopK(NamedTuple):
     """Logits that `keep_top_k` left of each row."""
 
-    values: Tensor
-    """[R, largest k] float32, descending, -inf after the row's own k-th."""
-    last: Tensor
-    """[R, 1] float32, the k-th value."""
-    equals: Tensor
-    """[R] int64, how many more tokens stay because they equal the k-th."""
+    values: Tensor  # [R, largest k] float32, descending, -inf after the row's own k-th
+    last: Tensor  # [R, 1] float32, the k-th value
+    equals: Tensor  # [R] int64, how many more tokens stay because they equal the k-th
 
 
 def scale(logits: Tensor, temperature: Tensor) -> None:
@@ -40,10 +37,8 @@ def scale(logits: Tensor, temperature: Tensor) -> None:
 
 def keep_min_p(logits: Tensor, log_min_p: Tensor) -> None:
     """Drop, in place, tokens below min_p times the top probability (Nguyen et al., "Turning up the heat"), of scaled
-    logits [R, V] float32, by the natural logarithm of min_p, [R, 1] float32.
-
-    The normaliser cancels: with the top at 0 it is a bound on the logit itself.
-    """
+    logits [R, V] float32, by the natural logarithm of min_p, [R, 1] float32: with the top at 0 it is a bound on the
+    logit itself, since the normaliser cancels."""
     logits.masked_fill_(logits < log_min_p, -torch.inf)
 
 

@@ -42,8 +42,7 @@ class AnswerEnd(Protocol):
 class ReasoningMarks(NamedTuple):
     """Marks around the reasoning of one answer."""
 
-    opening: str
-    """Empty: the prompt ends within the reasoning."""
+    opening: str  # empty: the prompt ends within the reasoning
     closing: str
 
 

@@ -44,10 +44,8 @@ class HostCopy:
 class Fault(IntEnum):
     """Reason for which a row gave no token. Below 0, so that one column can hold a token or a fault."""
 
-    NOT_FINITE = -1
-    """NaN or plus infinity among the model's logits, or minus infinity everywhere."""
-    NOTHING_LEFT = -2
-    """The model's logits are sound, but what was asked for leaves no token possible."""
+    NOT_FINITE = -1  # NaN or plus infinity among the model's logits, or minus infinity everywhere
+    NOTHING_LEFT = -2  # the model's logits are sound, but what was asked for leaves no token possible
 
     def explain(self, dtype: torch.dtype | None = None) -> str:
         """Return what is wrong and what may help, for a model that computes in `dtype`; None: it is not known here."""

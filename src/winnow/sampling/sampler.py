@@ -22,17 +22,11 @@ from winnow.sampling.slots import NUM_COLUMNS, Block, Columns, Feature, SlotTabl
 
 @dataclass(frozen=True)
 class PendingSample:
-    """One step's tokens, chosen and perhaps still on their way from the device.
+    """One step's tokens, chosen and perhaps still on their way from the device."""
 
-    Attributes:
-        read: waits for them.
-        slots: [B], in the order of the rows of `tables`.
-        tables: [R, ...] each; their first columns are the tokens, or faults below 0.
-    """
-
-    read: Callable[[], SamplerOutput]
-    slots: list[int]
-    tables: list[Tensor]
+    read: Callable[[], SamplerOutput]  # waits for them
+    slots: list[int]  # [B], in the order of the rows of `tables`
+    tables: list[Tensor]  # [R, ...] each; their first columns are the tokens, or faults below 0
 
     def on_device(self) -> Tensor:
         """Return the tokens of `slots`, int64 [B], where they were chosen; any token in rows with a fault."""
@@ -46,18 +40,15 @@ class Sampler:
     the answer, repetition, frequency and presence penalty, then for rows that are not greedy temperature, min-p, top-k,
     top-p and the draw. Where the request forces a token, that one is taken instead and counts as if sampled.
 
-    Rows of equal needs are worked on together, so a feature costs only the rows that use it, and what a row
-    gets depends on no other. Randomness is a function of the request's seed, the sample's index and the
-    position in the answer. So a seeded request gets the same tokens alone, in any batch, in any slot and
-    after a preemption, given the same logits.
+    Rows of equal needs are worked on together, so a feature costs only the rows that use it, and what a row gets
+    depends on no other. Randomness is a function of the request's seed, the sample's index and the position in the
+    answer. So a seeded request gets the same tokens alone, in any batch, in any slot and after a preemption, given the
+    same logits.
 
-    Ties: greedy takes the lowest token id; top-k and top-p keep every token as probable as the last one kept.
-    A row that holds NaN or +inf, or in which no token is possible, gives none: `SamplerOutput.faults` says why.
+    Ties: greedy takes the lowest token id; top-k and top-p keep every token as probable as the last one kept. A row
+    that holds NaN or +inf, or in which no token is possible, gives none: `SamplerOutput.faults` says why.
 
     Args:
-        max_num_seqs: number of slots.
-        vocab_size: V, columns of the logits.
-        device: where the logits are.
         eos_token_ids: tokens that end an answer unless the request ignores them, below `vocab_size`.
         seed: source of the seeds of requests that bring none.
         grammars: compiles the forms of answers; None: no request asks for one.

@@ -14,19 +14,14 @@ from winnow.sampling.slots import Feature, SamplingBatch
 
 @dataclass(frozen=True)
 class SamplerOutput:
-    """One step's tokens, in the order of the slots asked for.
+    """One step's tokens, in the order of the slots asked for."""
 
-    Attributes:
-        token_ids: [B], or those of each slot one behind the other; 0 where there is a fault.
-        logprobs: of each, the sampled token and the most probable ones, or None where not asked for.
-        faults: by slot, as they were asked for, why it gave no token; mostly empty.
-        offsets: where the tokens of each slot begin, and after the last where they end; None: one each.
-    """
-
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob] | None]
-    faults: dict[int, Fault] = field(default_factory=dict)
-    offsets: list[int] | None = None
+    token_ids: list[int]  # [B], or those of each slot one behind the other; 0 where there is a fault
+    logprobs: list[
+        dict[int, Logprob] | None
+    ]  # of the sampled token and the most probable; None: not asked for
+    faults: dict[int, Fault] = field(default_factory=dict)  # by slot, as they were asked for
+    offsets: list[int] | None = None  # where each slot's tokens begin, and the last end; None: one each
 
 
 def accepted(output: SamplerOutput, drafts: Sequence[Sequence[int]]) -> SamplerOutput:

@@ -65,20 +65,14 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingBatch:
-    """One step's rows, sorted by need, so that none pays for what only others need.
+    """One step's rows, sorted by need, so that none pays for what only others need. `packed` is all that the device
+    must know, in one array: the `Columns`, [11, B], then the edits, [3, E]: row within its block, token, and what to
+    add to its logit."""
 
-    Attributes:
-        order: [B], the row of the batch that comes i-th.
-        blocks: in that order.
-        packed: all that the device must know, in one array: the `Columns`, [11, B], then the edits, [3, E]:
-            row within its block, token, and what to add to its logit.
-        top: [B], how many logprobs each row of the batch wants, in the order of the batch.
-    """
-
-    order: NDArray[np.int64]
-    blocks: list[Block]
+    order: NDArray[np.int64]  # [B], the row of the batch that comes i-th
+    blocks: list[Block]  # in that order
     packed: NDArray[np.float64]
-    top: NDArray[np.int64]
+    top: NDArray[np.int64]  # [B], how many logprobs each row wants, in the order of the batch
 
 
 class SlotTable:

@@ -9,8 +9,7 @@ class Match(NamedTuple):
     """A stop string found in a piece of text. It may have begun in an earlier piece."""
 
     stop: str
-    end: int
-    """Characters of the piece up to and including the match."""
+    end: int  # characters of the piece up to and including the match
 
 
 class StopMatcher:

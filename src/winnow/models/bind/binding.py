@@ -233,11 +233,9 @@ def bind_counted_positions(model: PreTrainedModel) -> None:
 
 
 def bind_positions(model: PreTrainedModel, attention: AbstractContextManager[None]) -> int:
-    """Let a model take positions that are counted from 0, whatever it calls the first; return that number.
-
-    RoBERTa's table begins with places that are none; the model adds them itself only where it is given no positions.
-    In the context `attention` the model attends by code of its own.
-    """
+    """Let a model take positions that are counted from 0, whatever it calls the first; return that number. RoBERTa's
+    table begins with places that are none; the model adds them itself only where it is given no positions. In the
+    context `attention` the model attends by code of its own."""
     with attention:
         first = _first_position(model)
     if first:

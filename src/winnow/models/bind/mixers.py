@@ -111,12 +111,8 @@ class _Held(Cache):
 
 
 class StateProbe(Cache):
-    """Cache without a past that writes down which modules ask it for which states.
-
-    Attributes:
-        shapes: of the states, as they were first given.
-        mixers: which modules of the model gave them, with their numbers as layers and what they got, [1, 1, size].
-    """
+    """Cache without a past that writes down the shapes of states, and in `mixers` which modules of the model gave them,
+    with their numbers as layers and what they got, [1, 1, size]."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(layers=[])
@@ -253,10 +249,8 @@ def _steps_alike(
 
 
 def _continues(own: Callable[..., Any], states: list[StateShape], given: Tensor) -> bool:
-    """Return whether a piece of several tokens begins with the states that there are, each kind of which then tells.
-
-    transformers' scan of Mamba's first kind begins with none, whatever its cache holds.
-    """
+    """Return whether a piece of several tokens begins with the states that there are, each kind of which then tells:
+    transformers' scan of Mamba's first kind begins with none, whatever its cache holds."""
     spans = Spans.build([0], [1], [3], np.array([4]), given.device)
     without, _ = _tried(own, states, given, spans, ())
     for kind in {each.kind for each in states}:

@@ -15,10 +15,8 @@ class LayerRotation:
     """Rotation of pairs of 2 * len(frequencies) of a key's dimensions by position * frequency."""
 
     frequencies: Tensor  # float32 [pairs]
-    interleaved: bool
-    """Pairs are neighbours (GPT-J, Cohere); False: halves of the rotated part (Llama, NeoX)."""
-    first: int = 0
-    """The first rotated dimension: 0, but for keys that begin with a latent (MLA)."""
+    interleaved: bool  # pairs are neighbours (GPT-J, Cohere); False: halves of the rotated part (Llama, NeoX)
+    first: int = 0  # the first rotated dimension: 0, but for keys that begin with a latent (MLA)
 
     def turn(self, keys: Tensor, difference: Tensor) -> Tensor:
         angle = difference.to(torch.float32)[..., None] * self.frequencies.to(keys.device)
@@ -72,11 +70,9 @@ class _KeyProbe:
 
 
 def find_rotation(model: Any, num_layers: int) -> ModelRotation | None:
-    """Return how the model rotates keys, or None if it does something that turning pairs cannot reproduce.
-
-    The frequencies are the model's own buffers; which of them a layer uses, and how it pairs dimensions, is tried out
-    on one token at three positions.
-    """
+    """Return how the model rotates keys, or None if it does something that turning pairs cannot reproduce. Frequencies
+    are the model's own buffers; which of them a layer uses, and how it pairs dimensions, is tried out on one token at
+    three positions."""
     positions = (0, 3, 50)
     keys = [_keys_at(model, position) for position in positions]
     candidates = [

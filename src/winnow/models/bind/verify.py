@@ -83,10 +83,8 @@ class Trial:
     """Outputs of a model's own code, kept until it can be compared with what will run in its place."""
 
     class_name: str
-    tokens: Tensor
-    """int64 [T]."""
-    logits: Tensor
-    """float32 [T, V]."""
+    tokens: Tensor  # int64 [T]
+    logits: Tensor  # float32 [T, V]
     past: int
 
     @classmethod

@@ -45,8 +45,7 @@ class WideLayers:
     """Choice of the linear layers that stay wide where those of decoder layers and head are quantized."""
 
     wide_head: bool = False
-    wide_ends: bool = False
-    """True: those of the first and the last decoder layer."""
+    wide_ends: bool = False  # True: those of the first and the last decoder layer
 
     def of_layer(self, index: int, num_layers: int) -> bool:
         """Return whether the linear layers of a decoder layer are quantized."""
@@ -57,8 +56,7 @@ class WideLayers:
 class BlockWeights(WideLayers):
     """Choice of the linear layers whose weights are in blocks, for CPUs."""
 
-    kind: str | None = None
-    """Name of their blocks in llama.cpp; None: those of the model's file."""
+    kind: str | None = None  # name of their blocks in llama.cpp; None: those of the model's file
 
     @classmethod
     def of(cls, config: ModelConfig, *, kept: bool = False) -> Self | None:
@@ -94,8 +92,7 @@ class Blocks:
     """A weight [out_features, in_features] in blocks of one kind, as a file has them."""
 
     kind: str
-    data: Tensor
-    """uint8 [out_features, bytes of a row], rows dense."""
+    data: Tensor  # uint8 [out_features, bytes of a row], rows dense
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Blocks":
         return self  # immutable

@@ -42,10 +42,8 @@ _FORMS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class LibraryWeights(WideLayers):
-    """Choice of the linear layers that humming multiplies: decoder layers and head, less those that stay wide.
-
-    A head that shares its weight with the embedding stays wide too; what a form does not hold also does.
-    """
+    """Choice of the linear layers that humming multiplies: decoder layers and head, less those that stay wide, a head
+    that shares its weight with the embedding, and what a form does not hold."""
 
     weight_dtype: str = "int8"
     """auto: blocks of the checkpoint; else what weights are quantized to, fp8 with activations of 8 bits where the

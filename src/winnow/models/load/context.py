@@ -19,10 +19,8 @@ _STRETCHING_ROPE = ("linear", "yarn")
 
 @dataclass(frozen=True)
 class ContextLimit:
-    tokens: int | None
-    """None: the model's configuration does not say."""
-    reason: str
-    """Reason for the limit, or for none."""
+    tokens: int | None  # None: the model's configuration does not say
+    reason: str  # reason for the limit, or for none
 
     def less(self, places: int) -> "ContextLimit":
         """Return the limit of a model whose table of positions begins with places for padding."""

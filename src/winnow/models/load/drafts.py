@@ -84,10 +84,8 @@ class Assistant:
     def compute(
         self, tokens: Tensor, hidden: Tensor, position: Tensor, step: BackendStep
     ) -> tuple[Tensor, Tensor]:
-        """Return logits [B, V] of the tokens behind `tokens`, int64 [B], and hidden states to continue from, [B, D].
-
-        `hidden`, [B, D], are states of the tokens before, and `position`, int64 [B], is where the cache is read.
-        """
+        """Return logits [B, V] of the tokens behind `tokens`, int64 [B], and hidden states to continue from, [B, D]:
+        `hidden`, [B, D], are those of the tokens before. The cache is read at `position`, int64 [B]."""
         kinds = self.model.config.get_text_config().layer_types
         out = self.model(
             inputs_embeds=torch.cat([self._embed(tokens), hidden], dim=-1)[None],
@@ -100,18 +98,14 @@ class Assistant:
 
 
 class DraftHeads(MtpModel):
-    """The heads over a paged cache, called as causal models are; hidden states come and go beside.
-
-    Attributes:
-        previous: hidden states that go with the tokens of the next call, [T, D]; None: zeros.
-        depth: the head that computes; None: all, one after the other.
-        outputs: hidden states of the last call, [T, D].
-    """
+    """The heads over a paged cache, called as causal models are; hidden states come and go beside."""
 
     _supports_attention_backend = True
-    previous: Tensor | None = None
-    depth: int | None = None
-    outputs: Tensor
+    previous: Tensor | None = (
+        None  # hidden states that go with the tokens of the next call, [T, D]; None: zeros
+    )
+    depth: int | None = None  # the head that computes; None: all, one after the other
+    outputs: Tensor  # hidden states of the last call, [T, D]
 
     def create_masks_for_mtp_layer(self, *_: Any, **__: Any) -> dict[str, None]:
         return {"attention_mask": None}

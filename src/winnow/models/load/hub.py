@@ -28,8 +28,7 @@ def is_repository(model: str | Path | None) -> bool:
 
 
 def locate_model(config: ModelConfig) -> Path:
-    """Return the directory or GGUF file of the model that a configuration names, fetched where it is a repository of
-    the Hub.
+    """Return the directory or GGUF file of a model, fetched where it is a repository of the Hub.
 
     Raises:
         UnsupportedModelError: no such directory, file, repository, revision or access, or no network.

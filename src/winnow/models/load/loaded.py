@@ -35,12 +35,10 @@ if TYPE_CHECKING:
 class Verified:
     """Distance of Winnow's logits from those of the model's own code."""
 
-    difference: float
-    """As a part of the norm of the model's own logits; NaN where those are not finite."""
+    difference: float  # as a part of the norm of the model's own logits; NaN where those are not finite
     tolerance: float
     num_tokens: int
-    past: int
-    """Tokens before those whose masks were compared; 0: the model builds none."""
+    past: int  # tokens before those whose masks were compared; 0: the model builds none
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from winnow.process.progress import report
 @dataclass(frozen=True)
 class NamedModel:
     file: str
-    parts: tuple[tuple[str, str], ...]
-    """Packages with versions, and the member of each; joined in this order."""
+    parts: tuple[tuple[str, str], ...]  # packages with versions, and the member of each; joined in this order
     sha256: str
 
 

@@ -261,11 +261,8 @@ class PackedImages:
     positions: Tensor | None
 
     def arguments(self, model: "PreTrainedModel", tokens: Tensor) -> dict[str, Any]:
-        """Return arguments of the model's forward for the step's `tokens`, int64 [T].
-
-        Tokens that the model has for pictures and that stand for none, since a text holds them or they were sampled,
-        keep their own embeddings.
-        """
+        """Return arguments of the model's forward for the step's `tokens`, int64 [T]. Tokens that the model has for
+        pictures and that stand for none, since a text holds them or they were sampled, keep their own embeddings."""
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         if not len(self.tokens):

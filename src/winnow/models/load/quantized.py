@@ -36,20 +36,13 @@ _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 
 @dataclass(frozen=True)
 class Codes:
-    """A weight as scale * (code - zero).
-
-    Args:
-        codes: uint8 [out_features, in_features].
-        scales: [out_features, groups].
-        zeros: integers of the same shape.
-        group: of each input, [in_features]; None: groups are equally long and lie one behind the other.
-    """
+    """A weight as scale * (code - zero)."""
 
     bits: int
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor
-    group: Tensor | None = None
+    codes: Tensor  # uint8 [out_features, in_features]
+    scales: Tensor  # [out_features, groups]
+    zeros: Tensor  # integers of the same shape
+    group: Tensor | None = None  # of each input, [in_features]; None: equally long, one behind the other
 
     def numbers(self) -> Tensor:
         out_features = len(self.codes)
@@ -85,17 +78,11 @@ class Codes:
 
 @dataclass(frozen=True)
 class FloatCodes:
-    """A weight as scale * code.
+    """A weight as scale * code."""
 
-    Args:
-        codes: float8_e4m3fn [out_features, in_features].
-        scales: one for each tile, [tiles of features, tiles of inputs]; the last tiles may be cut.
-        tile: features and inputs of a tile.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    tile: tuple[int, int]
+    codes: Tensor  # float8_e4m3fn [out_features, in_features]
+    scales: Tensor  # one for each tile, [tiles of features, tiles of inputs]; the last tiles may be cut
+    tile: tuple[int, int]  # features and inputs
 
     def numbers(self) -> Tensor:
         return self.codes.float() * self._scales(self.tile[1], self.codes.shape[1])
@@ -189,10 +176,8 @@ def _read_compressed(take: Take, values: Mapping[str, Any]) -> Codes | FloatCode
 @dataclass(frozen=True)
 class _Method:
     read: Callable[[Take, Mapping[str, Any]], Codes | FloatCodes]
-    marks: tuple[str, ...]
-    """Last parts of the names of tensors, one of which a quantized layer has."""
-    parts: tuple[str, ...]
-    """Of all the others."""
+    marks: tuple[str, ...]  # last parts of the names of tensors, one of which a quantized layer has
+    parts: tuple[str, ...]  # of all the others
 
 
 _FP8_PARTS = ("weight", "input_scale", "input_scale_ub", "activation_scale")

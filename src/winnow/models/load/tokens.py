@@ -15,11 +15,8 @@ if TYPE_CHECKING:
 
 def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedTokenizerBase | None":
     """Return the tokenizer in a directory, or None where it has none: then prompts are token ids. Raises
-    UnsupportedModelError: its files cannot be used.
-
-    Args:
-        class_name: as `tokenizer_class` gave it. Looking for the class imports the configurations of all models.
-    """
+    UnsupportedModelError: its files cannot be used. Without a `class_name`, as `tokenizer_class` gave it, looking for
+    the class imports the configurations of all models."""
     if not any((path / file).is_file() for file in TOKENIZER_FILES):
         return None
     import transformers

@@ -39,8 +39,7 @@ class LayerCall:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    states: Tensor
-    """Hidden states that the model's own code gives the layer, [1, T, hidden_size]."""
+    states: Tensor  # hidden states that the model's own code gives the layer, [1, T, hidden_size]
 
     def run(self, layer: nn.Module) -> "LayerResult":
         random = torch.randn(self.states.shape, generator=torch.Generator().manual_seed(0), device="cpu")

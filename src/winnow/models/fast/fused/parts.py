@@ -62,11 +62,9 @@ class LayerParts:
     """
 
     norms: LayerNorms
-    qkv: tuple[nn.Linear, ...]
-    """Three layers, or one that holds all."""
+    qkv: tuple[nn.Linear, ...]  # three layers, or one that holds all
     output: nn.Linear
-    gate_up: tuple[nn.Linear, ...]
-    """Two layers, or one that holds both."""
+    gate_up: tuple[nn.Linear, ...]  # two layers, or one that holds both
     down: nn.Linear
     activation: Activation
 
@@ -105,8 +103,7 @@ class LayerParts:
 class FeedForwardParts:
     """gate, up - activation - down, under the names of some models."""
 
-    gate_up: tuple[nn.Linear, ...]
-    """Two layers, or one that holds both."""
+    gate_up: tuple[nn.Linear, ...]  # two layers, or one that holds both
     down: nn.Linear
     activation: Activation
 

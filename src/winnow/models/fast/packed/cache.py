@@ -89,8 +89,7 @@ def clear_cache() -> None:
 @dataclass(frozen=True)
 class CacheEntry:
     path: Path
-    tokenizer: Path | None = None
-    """Directory of the tokenizer that takes the place of the model's own."""
+    tokenizer: Path | None = None  # directory of the tokenizer that takes the place of the model's own
 
     @classmethod
     def of(cls, model: Path, config: ModelConfig) -> "CacheEntry | None":

@@ -27,16 +27,13 @@ NORMS = ("input", "query", "key", "post", "output", "down")
 @dataclass(frozen=True)
 class NormNumbers:
     eps: float
-    one_plus: bool
-    """Rows are multiplied by 1 + weight."""
+    one_plus: bool  # rows are multiplied by 1 + weight
 
 
 @dataclass(frozen=True)
 class RotaryNumbers:
-    frequencies: tuple[float, ...]
-    """Pairs turn by position * frequency."""
-    scale: float
-    """Factor of cosines and sines."""
+    frequencies: tuple[float, ...]  # pairs turn by position * frequency
+    scale: float  # factor of cosines and sines
 
 
 @dataclass(frozen=True)
@@ -44,10 +41,8 @@ class LayerNumbers:
     scale: float
     softcap: float | None
     activation: str
-    norms: dict[str, NormNumbers]
-    """By place, one of `NORMS`; in the file each has a field of its own."""
-    rotary: int = 0
-    """Index of the model's rotation that it takes."""
+    norms: dict[str, NormNumbers]  # by place, one of `NORMS`; in the file each has a field of its own
+    rotary: int = 0  # index of the model's rotation that it takes
 
 
 @dataclass(frozen=True)

@@ -105,13 +105,11 @@ def write_packed(
     tokenizer: Path | None = None,
 ) -> None:
     """Write a model that was loaded from `source`, with its tokenizer's files, into a new or empty directory `out`.
+    Raises UnsupportedModelError: the model computes something that packing would lose; nothing is written.
 
     Args:
         decoder: the model's parts, if they were extracted already.
         tokenizer: directory of the tokenizer that takes the place of the model's own.
-
-    Raises:
-        UnsupportedModelError: the model computes something that packing would lose; nothing is written.
     """
     decoder = decoder or extract_parts(loaded.model, loaded.geometry.num_layers, loaded.trained_len)
     description = describe(decoder, loaded, source.resolve().name)

@@ -46,12 +46,8 @@ _HARMONY = {"<|return|>", "<|call|>", "<|end|>"}
 
 
 def read_tokenizer(directory: Path, file: str, values: Mapping[str, Any]) -> "PreTrainedTokenizerBase":
-    """Return the tokenizer of a GGUF file, which cuts text as llama.cpp does by the file's metadata `values`; `file` is
-    the whole path.
-
-    Raises:
-        ValueError: it cuts text in a way that is not known here, or two tokens have one text; names the key, or both.
-    """
+    """Return the tokenizer of a GGUF file, given by its whole path, which cuts text as llama.cpp does by the file's
+    metadata `values`. Raises ValueError: it cuts text in a way that is not known here, or two tokens have one text."""
     tokenizer = AutoTokenizer.from_pretrained(
         directory, gguf_file=file, trust_remote_code=False, local_files_only=True
     )

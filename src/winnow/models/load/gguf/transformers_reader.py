@@ -37,11 +37,9 @@ _MAX_DIMS = 4
 @dataclass(frozen=True)
 class GgufTensor:
     name: str
-    shape: tuple[int, ...]
-    """Slowest dimension first, as torch has it; the file lists the fastest first."""
+    shape: tuple[int, ...]  # slowest dimension first, as torch has it; the file lists the fastest first
     kind: GGMLQuantizationType
-    offset: int
-    """Distance from the file's beginning, in bytes."""
+    offset: int  # distance from the file's beginning, in bytes
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -179,11 +177,9 @@ _LOADER = "transformers.modeling_gguf_pytorch_utils"
 
 @contextmanager
 def reading(header: GgufHeader, *, keeps_blocks: bool = False) -> Iterator[dict[str, Blocks]]:
-    """Let transformers read the header's file by the header while this lasts. For one thread at a time.
-
-    Where `keeps_blocks`, weights of more than one dimension keep their blocks, which come by the names of the model's
-    parameters, and the model gets zeros that take no memory in their place.
-    """
+    """Let transformers read the header's file by the header while this lasts, for one thread at a time. Where
+    `keeps_blocks`, weights of more than one dimension keep their blocks, which come by the names of the model's
+    parameters, and the model gets zeros that take no memory in their place."""
     import gguf
 
     kept: dict[str, Blocks] = {}
