@@ -27,16 +27,14 @@ def configured_layout(
     shapes: Sequence[tuple[int, int]] = (),
     latent: bool = False,
 ) -> CacheLayout:
-    """Return the shape of the cache of a model with these numbers.
+    """Return the shape of the cache of a model with these numbers. Raises ConfigError: KVs of this head_dim cannot be
+    stored as `config` says.
 
     Args:
         dtype: of activations, in which `kv_cache_dtype=auto` stores KVs.
         windows, chunk, state_bytes, shapes: as `CacheLayout` has them.
         bias: whether KVs have a bias, though `config` does not ask for one.
         latent: values are parts of their keys, which are latents.
-
-    Raises:
-        ConfigError: KVs of this head_dim cannot be stored as `config` says.
     """
     kind = config.kv_dtype.resolved(dtype)
     wide = replace(config.wide_parts, dtype="float16" if dtype == "float32" else dtype)
@@ -61,19 +59,9 @@ def configured_layout(
         )
     if latent:
         codec = _of_latents(codec, tier)
+    sizes = num_layers, num_kv_heads, head_dim, config.block_size
     layout = CacheLayout.even(
-        num_layers,
-        num_kv_heads,
-        head_dim,
-        config.block_size,
-        codec,
-        num_accumulators,
-        windows,
-        chunk,
-        wide,
-        tier,
-        shapes,
-        values_in_keys=latent,
+        *sizes, codec, num_accumulators, windows, chunk, wide, tier, shapes, values_in_keys=latent
     )
     for each in layout.kinds:
         _ = each.form

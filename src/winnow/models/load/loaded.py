@@ -128,25 +128,18 @@ class LoadedModel(PlainModel):
             states: as `open_states` gave them; they are after these tokens then.
             images: among the tokens, or before them where that moves their rotary positions.
         """
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"use_cache": False, "logits_to_keep": wanted, "winnow_step": step}
         model, positions = self.forward_model, spans.position[None]
         if images is not None:
             # A decoder of parts knows neither.
-            model, more = self.model, images.arguments(self.model, tokens)
+            model, more = self.model, more | images.arguments(self.model, tokens)
             if images.positions is not None:
                 positions = images.positions[:, None]
         if states is not None:
             from winnow.models.bind.mixers import PackedStates
 
             more[self._cache_argument] = PackedStates(states, spans)
-        logits: torch.Tensor = model(
-            input_ids=tokens[None],
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=wanted,
-            winnow_step=step,
-            **more,
-        ).logits
+        logits: torch.Tensor = model(input_ids=tokens[None], position_ids=positions, **more).logits
         return logits[0]
 
     def with_hidden_states(self) -> "LoadedModel":

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -132,7 +132,7 @@ def _width(linears: tuple[nn.Linear, ...]) -> int:
 @torch.inference_mode()
 def read_norm(module: nn.Module | None, size: int) -> NormWeight | None:
     """Return the norm that a module computes, tried out on random rows; None: another one, or none at all."""
-    weight = getattr(module, "weight", None)
+    weight: Any = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     fits = isinstance(weight, Tensor) and weight.shape == (size,)
     if module is None or not fits or not isinstance(eps, float):

@@ -84,7 +84,7 @@ class GgufHeader:
             if type(alignment) is not int or alignment < 1:
                 raise ValueError(f"general.alignment must be a whole number above 0, got {alignment!r}")
             start = -(-cursor.position // alignment) * alignment
-            return cls(path, values, kinds, tuple(GgufTensor(*of, start + offset) for *of, offset in places))
+            return cls(path, values, kinds, tuple(GgufTensor(*x[:3], start + x[3]) for x in places))
 
     @cached_property
     def end(self) -> int:
