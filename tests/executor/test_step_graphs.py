@@ -24,7 +24,7 @@ from winnow.executor import step_graphs
 from winnow.executor.step_graphs import MOST_CHUNK_TOKENS, CudaCapture, StepGraphs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LAYERS, HEADS, GROUP, DIM, VOCAB = 2, 2, 2, 8, 11
+LAYERS, HEADS, GROUP, DIM, VOCAB = 2, 1, 2, 8, 11
 MAX_SEQS = 5
 
 

@@ -22,7 +22,6 @@ from winnow import LLM, SamplingParams
 from winnow.config import EngineConfig, ModelConfig
 from winnow.errors import ConfigError
 from winnow.executor.build import _identity
-from winnow.models import load_model
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.fast import library_weights, optimize
 from winnow.models.fast.blocks import Blocks, quantize
@@ -218,16 +217,15 @@ def test_from_a_checkpoint_to_answers(tmp_path: Path, stand_in: type[Layer]) -> 
     options: dict[str, Any] = {"kv_memory": "8MiB", "device": "cpu", "dtype": "float16"}
     with LLM(str(tmp_path), model_cache=False, **options) as llm:
         found = llm.generate(ids.tolist(), params)[0].outputs[0].logprobs[0]
+        loaded = llm._engine._executor._model
     for token, each in found.items():
         assert each.logprob == pytest.approx(float(expected[token]), abs=0.05)
     layers = model.config.num_hidden_layers
     shapes = {(512, 256): 2 * layers, (256, 256): 2 * layers}  # fused, and not tried in vain
     assert {shape: [each.shape for each in stand_in.made].count(shape) for shape in shapes} == shapes
     assert len(stand_in.made) == 4 * layers and not any(each.activations for each in stand_in.made)
-    config = ModelConfig(tmp_path, dtype="float16", device="cpu", model_cache=False)
-    loaded = load_model(config)
     assert loaded.library == LibraryWeights(weight_dtype="auto")
-    engine = EngineConfig(model=config)
+    engine = EngineConfig(model=ModelConfig(tmp_path, dtype="float16", device="cpu", model_cache=False))
     assert _identity(loaded, engine) != _identity(replace(loaded, library=None), engine)
     assert not any(getattr(part, "kept_blocks", None) for part in loaded.model.modules())
 

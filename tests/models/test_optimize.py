@@ -224,8 +224,8 @@ def test_large_norm_weights_and_a_large_residual_stream(dtype: torch.dtype) -> N
                 norm.weight.copy_(torch.linspace(20, 150, len(norm.weight)))
         model.get_input_embeddings().weight.mul_(30)
     before, hidden = run_model(model, MAX_POSITION, Step()), list[Tensor]()
-    result = optimize_model(model, probe_geometry(model), MAX_POSITION)
-    assert result.unfused == {}
+    _, unfused = optimize_model(model, probe_geometry(model), MAX_POSITION)
+    assert unfused == {}
     layers_of(model)[-1].register_forward_pre_hook(lambda module, args: hidden.append(args[0]))
     after = run_model(model, MAX_POSITION, Step())
     assert float(hidden[-1].abs().max()) > 500
@@ -245,6 +245,6 @@ def test_a_layer_is_tried_on_what_the_model_gives_it() -> None:
         model.get_input_embeddings().weight.mul_(200)
     layers = layers_of(model)
     layers[1].__class__ = type("Clamped", (LlamaDecoderLayer,), {"forward": forward})
-    result = optimize_model(model, probe_geometry(model), MAX_POSITION)
+    decoder, unfused = optimize_model(model, probe_geometry(model), MAX_POSITION)
     assert [isinstance(layer, FusedLayer) for layer in layers_of(model)] == [True, False, True]
-    assert result.unfused == {1: "another output on the model's own"} and result.decoder is None
+    assert unfused == {1: "another output on the model's own"} and decoder is None

@@ -1,7 +1,6 @@
 """Optimization of a loaded model: fused layers where they compute the same, packed products elsewhere."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -38,15 +37,6 @@ if TYPE_CHECKING:
 _SEVERAL = "the model has layers of several kinds"
 
 
-@dataclass(frozen=True)
-class Optimized:
-    decoder: "PackedDecoder | None" = None
-    """The model without transformers' code between its parts, where that gives the same logits: a step of few tokens is
-    as long as its Python."""
-    unfused: dict[int, str] = field(default_factory=dict)
-    """Reasons for which layers, by their number, are still transformers' own."""
-
-
 def optimize_model(
     model: PreTrainedModel,
     geometry: ModelGeometry,
@@ -54,23 +44,27 @@ def optimize_model(
     *,
     blocks: BlockWeights | None = None,
     library: LibraryWeights | None = None,
-) -> Optimized:
+) -> "tuple[PackedDecoder | None, dict[int, str]]":
     """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice. A replacement
     that does not reproduce transformers' own layer is dropped, and the layer stays as it is.
 
     Args:
         blocks: which weights are in blocks, on a CPU; None: none.
         library: which are by a library, on a GPU; None: none.
+
+    Returns:
+        The model without transformers' code between its parts, where that gives the same logits: a step of few tokens
+        is as long as its Python. And the reasons for which layers, by their number, are still transformers' own.
     """
     layers = decoder_layers(model, geometry.num_layers)
     if layers and blocks is None and _passes_fit(model):
-        return _fuse_for_gpu(model, geometry, layers, trained_len, library)
+        return None, _fuse_for_gpu(model, geometry, layers, trained_len, library)
     kernels = native_kernels() if model.device.type == "cpu" else None
     if kernels is None or not layers:
         widen_for_good(model)
         if blocks is not None:
             round_to_blocks(model, geometry.num_layers, blocks)
-        return Optimized()
+        return None, {}
     # They load the kernels, which an installation may lack.
     from winnow.models.fast.fused.build import fuse_layer, record_calls, selection_is_harmless
     from winnow.models.fast.fused.kernels import LayerKernels
@@ -122,9 +116,9 @@ def optimize_model(
     widen_for_good(model)
     trim_heap()
     try:
-        return Optimized(extract_parts(model, geometry.num_layers, trained_len), unfused)
+        return extract_parts(model, geometry.num_layers, trained_len), unfused
     except UnsupportedModelError:
-        return Optimized(unfused=unfused)
+        return None, unfused
 
 
 def _passes_fit(model: PreTrainedModel) -> bool:
@@ -138,7 +132,7 @@ def _fuse_for_gpu(
     layers: nn.ModuleList,
     trained_len: int,
     library: LibraryWeights | None,
-) -> Optimized:
+) -> dict[int, str]:
     """Replace layers by fused ones where they compute the same, their products by cuBLAS's or a library's, joined."""
     from winnow.models.fast.fused.build import fuse_layer, record_calls
     from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
@@ -168,12 +162,12 @@ def _fuse_for_gpu(
         model.set_output_embeddings(library.join([head]))
     widen_for_good(model)
     if several:
-        return Optimized(unfused=dict.fromkeys(range(len(layers)), _SEVERAL))
+        return dict.fromkeys(range(len(layers)), _SEVERAL)
     base = text_part(model)
     norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
     if norm is not None and not unfused:
         base.norm = FusedNorm(norm, passes)
-    return Optimized(unfused=unfused)
+    return unfused
 
 
 @torch.inference_mode()

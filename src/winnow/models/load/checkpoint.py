@@ -27,7 +27,7 @@ from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.bind.verify import Trial
 from winnow.models.fast.blocks import BlockWeights, attach_blocks, round_to_blocks, widen_for_good
 from winnow.models.fast.library_weights import LibraryWeights, holds_codes
-from winnow.models.fast.optimize import Optimized, optimize_model
+from winnow.models.fast.optimize import optimize_model
 from winnow.models.fast.shards import shard_model
 from winnow.models.load.automatic import keeps_blocks, open_published
 from winnow.models.load.context import ContextLimit, context_limit
@@ -110,15 +110,15 @@ def load_checkpoint(
     trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
     if ranks.size > 1:
         geometry = shard_model(model, geometry, ranks)
-    optimized = Optimized()
+    decoder, unfused = None, dict[int, str]()
     if config.optimize:
-        optimized = optimize_model(model, geometry, trained_len, blocks=blocks, library=library)
+        decoder, unfused = optimize_model(model, geometry, trained_len, blocks=blocks, library=library)
     elif blocks is not None:
         round_to_blocks(model, geometry.num_layers, blocks)
     loaded = LoadedModel(
         model=model,
-        decoder=optimized.decoder,
-        unfused=optimized.unfused,
+        decoder=decoder,
+        unfused=unfused,
         tokenizer=tokenizer,
         vocab_size=source.vocab_size,
         geometry=geometry,
