@@ -17,9 +17,7 @@ class SamplerOutput:
     """One step's tokens, in the order of the slots asked for."""
 
     token_ids: list[int]  # [B], or those of each slot one behind the other; 0 where there is a fault
-    logprobs: list[
-        dict[int, Logprob] | None
-    ]  # of the sampled token and the most probable; None: not asked for
+    logprobs: list[dict[int, Logprob] | None]  # of the sampled token and others; None: not asked for
     faults: dict[int, Fault] = field(default_factory=dict)  # by slot, as they were asked for
     offsets: list[int] | None = None  # where each slot's tokens begin, and the last end; None: one each
 

@@ -53,8 +53,8 @@ def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
 
 
 def cpu_dtype(num_bytes: int, own: str, multiplies: bool | None = None) -> str:
-    """Return what `dtype` auto is on a CPU for weights of this many bytes, whose dtype the model's configuration calls
-    `own`. The processor multiplies bfloat16 if `multiplies`; None: whether this one does."""
+    """Return what `dtype` auto is on a CPU for weights of this many bytes, of dtype `own` by the model's configuration;
+    empty: not said. The processor multiplies bfloat16 if `multiplies`; None: if this one does."""
     narrow = multiplies_bfloat16() if multiplies is None else multiplies
     return "bfloat16" if narrow and num_bytes >= SMALL and own != "float32" else "float32"
 

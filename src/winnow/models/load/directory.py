@@ -118,10 +118,8 @@ class ModelDirectory:
             with safe_open(file, framework="pt") as tensors:
                 for name in () if scaled else tensors.keys():
                     if name.endswith(".weight") and (kind := tensors.get_slice(name).get_dtype())[0] in "IU":
-                        reason = (
-                            f"{name} holds integers ({kind}), and config.json names no quantization_config"
-                        )
-                        raise cannot_load(self.path, f"{reason} that says their scales")
+                        absent = "config.json names no quantization_config that says their scales"
+                        raise cannot_load(self.path, f"{name} holds integers ({kind}), and {absent}")
                 held = [name for name in unused if name.endswith(".bias") and name in tensors.keys()]  # noqa: SIM118
                 zeros |= {name for name in held if not tensors.get_tensor(name).any()}
         if unused := [name for name in unused if name not in zeros]:

@@ -101,9 +101,7 @@ class DraftHeads(MtpModel):
     """The heads over a paged cache, called as causal models are; hidden states come and go beside."""
 
     _supports_attention_backend = True
-    previous: Tensor | None = (
-        None  # hidden states that go with the tokens of the next call, [T, D]; None: zeros
-    )
+    previous: Tensor | None = None  # hidden states with the next call's tokens, [T, D]; None: zeros
     depth: int | None = None  # the head that computes; None: all, one after the other
     outputs: Tensor  # hidden states of the last call, [T, D]
 
