@@ -16,17 +16,12 @@ from winnow.native import native_kernels
 
 
 class BackendKind(NamedTuple):
-    """A way to compute attention.
-
-    Attributes:
-        device: the type of devices for which `auto` tries it; None: any.
-        refusal: why it cannot serve a cache of that layout on that device; None: it can.
-        open: create it, for a device.
-    """
+    """A way to compute attention, which `auto` tries on devices of the type `device`; None: on any."""
 
     device: str | None
     refusal: Callable[[torch.device, CacheLayout | None], str | None]
-    open: Callable[[torch.device], AttentionBackend]
+    """Why it cannot serve a cache of that layout on that device; None: it can."""
+    open: Callable[[], AttentionBackend]
 
 
 def open_backend(
@@ -34,13 +29,10 @@ def open_backend(
 ) -> AttentionBackend:
     """Create the backend of that name, one of `winnow.config.ATTENTION_BACKENDS`.
 
-    "auto" selects the first of `BACKENDS` that has no refusal; without `layout` KVs are plain vectors.
-
-    Raises:
-        ConfigError: the backend refuses; says why.
+    "auto" selects the first of `BACKENDS` that has no refusal; without `layout` KVs are plain vectors. Raises
+    ConfigError: the backend refuses; says why.
     """
-    found = backend_name(name, device, layout)
-    return BACKENDS[found].open(torch.device(device))
+    return BACKENDS[backend_name(name, device, layout)].open()
 
 
 def backend_name(name: str, device: torch.device | str = "cpu", layout: CacheLayout | None = None) -> str:
@@ -96,7 +88,7 @@ def _unread(layout: CacheLayout, reads: bool) -> str | None:
     return None if reads else refused
 
 
-def _open_native(device: torch.device) -> AttentionBackend:
+def _open_native() -> AttentionBackend:
     from winnow.attention.native import NativeBackend
 
     kernels = native_kernels()
@@ -104,7 +96,7 @@ def _open_native(device: torch.device) -> AttentionBackend:
     return NativeBackend(kernels)
 
 
-def _open_triton(device: torch.device) -> AttentionBackend:
+def _open_triton() -> AttentionBackend:
     from winnow.attention.triton import TritonBackend
 
     return TritonBackend()
@@ -113,6 +105,6 @@ def _open_triton(device: torch.device) -> AttentionBackend:
 BACKENDS = {
     "native": BackendKind("cpu", _native_refusal, _open_native),
     "triton": BackendKind("cuda", _triton_refusal, _open_triton),
-    "reference": BackendKind(None, lambda device, layout: None, lambda device: ReferenceBackend()),
+    "reference": BackendKind(None, lambda device, layout: None, ReferenceBackend),
 }
 """The fastest first."""

@@ -6,7 +6,8 @@ Decoding sequences of similar length are gathered together; prefill chunks one b
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,14 +30,13 @@ TEMPORARY = 2**24
 class SequenceGroup:
     """G sequences computed together, n queries each, rows padded to `longest` KVs."""
 
-    index: list[int]
-    """Indices of the sequences in the spans."""
-    tokens: slice | Tensor
-    """Queries of them in the packed batch, G * n of them."""
+    index: list[int]  # of the sequences in the spans
+    tokens: slice | Tensor  # queries of them in the packed batch, G * n of them
     longest: int
     observe: AttentionObserver | None
-    select_from: int
-    """The first of the n queries of each that reads only the values it weighs most (`Spans.select_from`)."""
+    select_from: (
+        int  # first of the n queries of each that reads the values it weighs most (`Spans.select_from`)
+    )
 
     def of_queries(self, x: Tensor) -> Tensor:
         return x[self.tokens].unflatten(0, (len(self.index), -1))
@@ -134,9 +134,7 @@ def softmax_over(
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
     if rows.bias is not None:
         logits += rows.bias[:, :, None, None, :]
-    age = (
-        position[:, None, :, None] - rows.position[:, :, None, :]
-    )  # [G, H, n, N], positions back from the query
+    age = position[:, None, :, None] - rows.position[:, :, None, :]  # [G, H, n, N]
     seen = age >= 0 if last is None else rows.position[:, :, None, :] <= last[:, None, :, None]
     visible = rows.valid[:, :, None, :] & seen
     if spec.window is not None:
@@ -155,55 +153,42 @@ def weighted_sum(p: Tensor, v: Tensor) -> Tensor:
     return (p.flatten(2, 3) @ v).unflatten(2, p.shape[2:4])
 
 
-class BlockOutput(NamedTuple):
-    """The attention of a block of n queries of each of G sequences."""
-
-    sums: Tensor  # float32 [G, H, g, n, d]
-    weights: Weights  # of all KVs
-
-
-class AttendBlock(Protocol):
-    """Function that computes the attention of a block of queries."""
-
-    def __call__(self, q: Tensor, position: Tensor, first: int) -> BlockOutput:
-        """Attend from q, [G, n, Hq, d], at `position`, int32 [G, n]: queries `first` and up of each sequence."""
+AttendBlock = Callable[[Tensor, Tensor, int], tuple[Tensor, Weights]]
+"""Attends from q, [G, n, Hq, d], at positions int32 [G, n], the first of which is that query of each sequence. Returns
+sums, float32 [G, H, g, n, d], and the weights of all KVs."""
 
 
 def attend_group(
-    cache: PagedCache,
     spans: Spans,
     group: SequenceGroup,
     rows: GatheredRows,
     q: Tensor,
     attend: AttendBlock,
     out: Tensor,
-    breaks: tuple[int, ...] = (),
-    most_queries: int | None = None,
+    most_queries: int = TEMPORARY,
 ) -> None:
     """Compute a group's attention in blocks of queries, into its part of `out`, [T, Hq, d], and update accumulators.
 
-    Args:
-        breaks: queries at which a block must start.
-        most_queries: of a block, beside what the weights allow.
+    A block starts at `SequenceGroup.select_from`, and has at most `most_queries`, beside what the weights allow.
     """
     q_group, position = group.of_queries(q), group.of_queries(spans.position).int()
-    queries = max(1, TEMPORARY // (len(group.index) * q.shape[1] * group.longest))
-    step = queries if most_queries is None else min(queries, max(1, most_queries))
-    count = q_group.shape[1]
+    queries = TEMPORARY // (len(group.index) * q.shape[1] * group.longest)
+    step, count = max(1, min(queries, most_queries)), q_group.shape[1]
     observation = None if group.observe is None else Observation(group.observe)
     pieces, start = [], 0
     while start < count:
-        end = min([start + step, count, *(b for b in breaks if b > start)])
-        found = attend(q_group[:, start:end], position[:, start:end], start)
+        end = min(start + step, count)
+        if start < group.select_from < end:
+            end = group.select_from
+        sums, weights = attend(q_group[:, start:end], position[:, start:end], start)
         if observation is not None:
-            _observe(observation, found.weights, position[:, start:end], rows)
-        pieces.append(found.sums.permute(0, 3, 1, 2, 4).flatten(2, 3))
+            _observe(observation, weights, position[:, start:end], rows)
+        pieces.append(sums.permute(0, 3, 1, 2, 4).flatten(2, 3))
         start = end
     out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
     if observation is not None:
-        observation.store(
-            cache.pool.accumulators.flatten(1), rows.slot, rows.position, rows.valid, rows.observe_from
-        )
+        accumulators = rows.pool.numbers.accumulators.flatten(1)
+        observation.store(accumulators, rows.slot, rows.position, rows.valid, rows.observe_from)
 
 
 def _observe(observation: Observation, weights: Weights, position: Tensor, rows: GatheredRows) -> None:
@@ -211,12 +196,8 @@ def _observe(observation: Observation, weights: Weights, position: Tensor, rows:
     counts = position >= rows.observe_from[:, None]
     first = n - int(counts.sum(dim=1).max())  # no earlier query counts in any sequence
     if first < n:
-        observation.accumulate(
-            weights.p[:, :, :, first:],
-            weights.visible[:, :, first:],
-            weights.age[:, :, first:],
-            counts[:, first:],
-        )
+        visible, age = weights.visible[:, :, first:], weights.age[:, :, first:]
+        observation.accumulate(weights.p[:, :, :, first:], visible, age, counts[:, first:])
 
 
 def attend_split(
@@ -242,78 +223,57 @@ def attend_split(
     out, most = torch.empty_like(q), pool.tier.tier.top_n
     for group in sequence_groups(spans, cache.pool.layout.heads[layer] * pool.kind.key_size):
         rows = GatheredRows.gather(cache, spans, group, layer)
-        tier = _TierRows(rows, group, pool.tier, spec, last)
+        tier = _TierRows(rows, group.select_from, pool.tier, spec, last)
         chosen = len(group.index) * q.shape[1] * min(most, group.longest) * pool.kind.value_size
-        attend_group(
-            cache,
-            spans,
-            group,
-            rows,
-            q,
-            tier.attend,
-            out,
-            breaks=(group.select_from,),
-            most_queries=TEMPORARY // chosen,
-        )
+        attend_group(spans, group, rows, q, tier.attend, out, TEMPORARY // chosen)
     return out
 
 
+@dataclass
 class _TierRows:
     """Gathered rows whose values are read as queries ask for them."""
 
-    def __init__(
-        self,
-        rows: GatheredRows,
-        group: SequenceGroup,
-        store: ValueStore,
-        spec: AttentionSpec,
-        last: Callable[[int, int], Tensor | None],
-    ) -> None:
-        self._rows, self._group, self._store, self._tier, self._spec = rows, group, store, store.tier, spec
-        self._last = last
-        self._all: Tensor | None = None
+    rows: GatheredRows
+    select_from: int
+    store: ValueStore
+    spec: AttentionSpec
+    last: Callable[[int, int], Tensor | None]
 
-    def attend(self, q: Tensor, position: Tensor, first: int) -> BlockOutput:
-        weights = softmax_over(q, position, self._rows, self._spec, self._last(first, position.shape[1]))
-        if first < self._group.select_from:
-            return BlockOutput(weighted_sum(weights.p, self._read_all()), weights)
-        return BlockOutput(self._selected(weights.p), weights)
+    def attend(self, q: Tensor, position: Tensor, first: int) -> tuple[Tensor, Weights]:
+        weights = softmax_over(q, position, self.rows, self.spec, self.last(first, position.shape[1]))
+        if first < self.select_from:
+            return weighted_sum(weights.p, self._all_values), weights
+        return self._selected(weights.p), weights
 
-    def _read_all(self) -> Tensor:
-        if self._all is None:
-            start = time.perf_counter()
-            self._all = self._rows.values()
-            self._count(TierTraffic(rows_prefilled=int(self._rows.valid.sum())), start)
-        return self._all
+    @cached_property
+    def _all_values(self) -> Tensor:
+        start = time.perf_counter()
+        values = self.rows.values()
+        self._count(TierTraffic(rows_prefilled=int(self.rows.valid.sum())), start)
+        return values
 
     def _selected(self, p: Tensor) -> Tensor:
         """Return the sum over the N largest of p, [G, H, g, n, N], of each query head: [G, H, g, n, d]."""
-        weight, kv = p.topk(min(self._tier.top_n, p.shape[-1]), dim=-1)
+        rows, tier = self.rows, self.store.tier
+        weight, kv = p.topk(min(tier.top_n, p.shape[-1]), dim=-1)
         # Of weight 0 are KVs that the query does not see, and what pads rows: nothing is read for them.
         chosen = weight > 0.0
-        row = torch.arange(self._rows.slot[..., 0].numel(), device=p.device).view(*p.shape[:2], 1, 1, 1)
+        row = torch.arange(rows.slot[..., 0].numel(), device=p.device).view(*p.shape[:2], 1, 1, 1)
         place = row * p.shape[-1] + kv  # in the flattened rows
-        read = torch.zeros(self._rows.slot.numel(), dtype=torch.bool, device=p.device)
+        read = torch.zeros(rows.slot.numel(), dtype=torch.bool, device=p.device)
         read[place[chosen]] = True
         start = time.perf_counter()
-        values = self._rows.pool.values(self._rows.slot.flatten()[read])  # packed: [m, d]
-        self._count(
-            TierTraffic(
-                head_queries=p[..., 0].numel(), rows_selected=int(chosen.sum()), rows_read=len(values)
-            ),
-            start,
-        )
+        values = rows.pool.values(rows.slot.flatten()[read])  # packed: [m, d]
+        self._count(TierTraffic(p[..., 0].numel(), int(chosen.sum()), len(values)), start)
         packed = (read.cumsum(0) - 1)[place].clamp_min(0)
         if not len(values):
             return p.new_zeros(*p.shape[:-1], values.shape[-1])
         out = (weight[..., None, :] @ values[packed].masked_fill_(~chosen[..., None], 0.0))[..., 0, :]
-        if self._tier.renormalize:
+        if tier.renormalize:
             out *= (p.sum(dim=-1) / weight.sum(dim=-1).clamp_min(torch.finfo().tiny))[..., None]
         return out
 
     def _count(self, traffic: TierTraffic, start: float) -> None:
-        """Add what was read since `start`, of `time.perf_counter`."""
-        store = self._store
-        traffic.bytes_read = (traffic.rows_read + traffic.rows_prefilled) * store.slot_bytes
+        traffic.bytes_read = (traffic.rows_read + traffic.rows_prefilled) * self.store.slot_bytes
         traffic.seconds_waited = time.perf_counter() - start
-        store.traffic.add(traffic)
+        self.store.traffic.add(traffic)

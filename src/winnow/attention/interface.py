@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -154,18 +153,10 @@ class NativeSpec:
         self._sinks, self._slopes = (
             None if x is None else x.detach().float().contiguous() for x in (spec.sinks, spec.slopes)
         )
-        self._spec = spec
-
-    @cached_property
-    def native(self) -> "native.AttentionSpec":
-        spec, sinks, slopes = self._spec, self._sinks, self._slopes
-        return native.AttentionSpec(
-            scale=spec.scale,
-            window=spec.window or 0,
-            softcap=spec.softcap or 0.0,
-            sinks=0 if sinks is None else sinks.data_ptr(),
-            slopes=0 if slopes is None else slopes.data_ptr(),
-            chunked=spec.chunked,
+        sinks, slopes = (0 if x is None else x.data_ptr() for x in (self._sinks, self._slopes))
+        window, softcap = spec.window or 0, spec.softcap or 0.0
+        self.native = native.AttentionSpec(
+            scale=spec.scale, window=window, softcap=softcap, sinks=sinks, slopes=slopes, chunked=spec.chunked
         )
 
 
@@ -192,12 +183,7 @@ class NativeStep:
 
 def count_reads(read: "native.ValuesRead", values: ValueStore) -> None:
     """Add what kernels read of values on a tier to its traffic."""
+    nbytes = (read.rows + read.in_full) * values.slot_bytes
     values.traffic.add(
-        TierTraffic(
-            head_queries=read.head_queries,
-            rows_selected=read.selected,
-            rows_read=read.rows,
-            rows_prefilled=read.in_full,
-            bytes_read=(read.rows + read.in_full) * values.slot_bytes,
-        )
+        TierTraffic(read.head_queries, read.selected, read.rows, read.in_full, bytes_read=nbytes)
     )

@@ -74,10 +74,7 @@ def reads(*codecs: PairCodec) -> bool:
 
 
 def native_pool(pool: KindPool) -> native.Pool:
-    """Return the pool as the kernels see it; it points at its tensors.
-
-    Where the kernels do not read its codec they still move its KVs, which takes the fields alone.
-    """
+    """Return the pool, which kernels that do not read its codec still move. It points at the pool's tensors."""
     kind, numbers = pool.kind, pool.numbers
     codec = kind.codec
     plain = isinstance(codec, PlainCodec)
@@ -97,23 +94,15 @@ def native_pool(pool: KindPool) -> native.Pool:
 
 
 def key_rows(pool: KindPool, slot: Tensor, length: Tensor) -> native.KeyRows:
-    """Return the keys of rows for the kernels, where they lie in the pool. It points at all three arguments.
-
-    Args:
-        slot: int64 [..., N], dense, the slots of each row; length: int32 [...], dense, how many of them count.
-    """
+    """Return the keys in slots, int64 [..., N], of rows of `length`, int32 [...], both dense. Points at all three."""
     _check_reads(pool.kind.codec)
     return native.KeyRows(
-        pool=native_pool(pool),
-        slot=slot.data_ptr(),
-        length=length.data_ptr(),
-        rows=length.numel(),
+        pool=native_pool(pool), slot=slot.data_ptr(), length=length.data_ptr(), rows=length.numel(),
         stride=slot.shape[-1],
-    )
+    )  # fmt: skip
 
 
 def _check_reads(codec: PairCodec) -> None:
-    """Refuse what the kernels do not read. Raises ConfigError: names the codec."""
     if not reads(codec):
         raise ConfigError(
             f"attention_backend native reads KVs stored as one of {', '.join(native.FORMATS)}, got {codec.name}"
@@ -183,20 +172,17 @@ class NativeBackend(AttentionBackend):
             "rows are padded to whole blocks"
         )
         for kind in pool.kinds:
-            if len(pool.kinds) == 1:
-                self._keep_best(kind, rows, kept)
-                continue
-            # A row of no KVs is of any kind, as nothing of it moves.
-            mask = kind.covers(rows.block[..., 0])
-            self._keep_best(kind, rows.where(mask), kept[mask])
-
-    def _keep_best(self, kind: KindPool, rows: RankedRows, kept: Tensor) -> None:
-        score, must_stay = rows.score.contiguous(), rows.must_stay.contiguous()
-        block, length, kept = rows.block.contiguous(), rows.length.contiguous(), kept.int().contiguous()
-        self._kernels.keep_best(
-            native_pool(kind), block.data_ptr(), length.data_ptr(), kept.data_ptr(), score.data_ptr(),
-            must_stay.data_ptr(), length.numel(), score.shape[-1], torch.get_num_threads(),
-        )  # fmt: skip
+            some, stay = rows, kept
+            if len(pool.kinds) > 1:
+                # A row of no KVs is of any kind, as nothing of it moves.
+                mask = kind.covers(rows.block[..., 0])
+                some, stay = rows[mask], kept[mask]
+            score, must_stay = some.score.contiguous(), some.must_stay.contiguous()
+            block, length, stay = some.block.contiguous(), some.length.contiguous(), stay.int().contiguous()
+            self._kernels.keep_best(
+                native_pool(kind), block.data_ptr(), length.data_ptr(), stay.data_ptr(), score.data_ptr(),
+                must_stay.data_ptr(), length.numel(), score.shape[-1], torch.get_num_threads(),
+            )  # fmt: skip
 
 
 class KernelStep(BackendStep):
@@ -218,22 +204,14 @@ class KernelStep(BackendStep):
         if tier is None or len(kinds) > 2:
             return None
         near, far = kinds[0], kinds[-1]  # without near layers, which are none
-        return NativeStep(
-            self._view_of(near, layout.num_kv_heads),
-            self._batch,
-            self._work,
-            native.FarLayers(cache=self._view_of(far, layout.num_kv_heads), first=tier.layers),
-            _native_selection(tier, self.spans),
-            far.tier,
-        )
+        view, heads = self._view_of(near, layout.num_kv_heads), layout.num_kv_heads
+        far_layers = native.FarLayers(cache=self._view_of(far, heads), first=tier.layers)
+        selection = _native_selection(tier, self.spans)
+        return NativeStep(view, self._batch, self._work, far_layers, selection, far.tier)
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        cache = self.cache
-        shape = (
-            len(self.spans.position),
-            cache.pool.layout.heads[layer],
-            cache.pool.of_layer(layer).kind.key_size,
-        )
+        pool = self.cache.pool
+        shape = len(self.spans.position), pool.layout.heads[layer], pool.of_layer(layer).kind.key_size
         assert k.shape == v.shape == shape, f"k and v must be {shape}, got {tuple(k.shape)}, {tuple(v.shape)}"
         assert k.dtype == v.dtype, f"k and v must be of one dtype, got {k.dtype} and {v.dtype}"
         k, v = _dense(k), _dense(v)

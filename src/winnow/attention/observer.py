@@ -137,14 +137,10 @@ class Observation:
 def aggregate_sums(
     sums: Tensor, observe: AttentionObserver, position: Tensor, valid: Tensor, first: Tensor
 ) -> Tensor:
-    """Reduce sums over queries to one number per KV: aggregate query heads and pool neighbours as `observe` says.
+    """Aggregate query heads and pool neighbours as `observe` says: float32 [G, H, N], arbitrary where not valid.
 
-    Args:
-        sums: float32 [G, H, g, N], or [G, H, 1, N] where heads are aggregated already.
-        position, valid, first: as in `Observation.store`.
-
-    Returns:
-        float32 [G, H, N], arbitrary where not valid.
+    Sums are float32 [G, H, g, N], or [G, H, 1, N] where heads are aggregated already; the others as in
+    `Observation.store`.
     """
     smoothing = observe.smoothing
     if smoothing is None:
@@ -182,9 +178,7 @@ def smooth(x: Tensor, position: Tensor, pooled: Tensor, smoothing: Smoothing) ->
     last = torch.iinfo(position.dtype).max
     order = position.masked_fill(~pooled, last).argsort(dim=-1, stable=True)[:, :, None].expand_as(x)
     sorted_x = x.masked_fill(~pooled[:, :, None], 0.0).gather(-1, order).flatten(0, 2)[:, None]
-    padding = smoothing.size // 2
-    if smoothing.kind == "max":  # scores are not negative, so a zero beyond the end never wins
-        smoothed = F.max_pool1d(sorted_x, smoothing.size, stride=1, padding=padding)
-    else:
-        smoothed = F.avg_pool1d(sorted_x, smoothing.size, stride=1, padding=padding)
+    # Scores are not negative, so a zero beyond the end never wins.
+    pool = F.max_pool1d if smoothing.kind == "max" else F.avg_pool1d
+    smoothed = pool(sorted_x, smoothing.size, stride=1, padding=smoothing.size // 2)
     return torch.empty_like(x).scatter_(-1, order, smoothed[:, 0].view_as(x))

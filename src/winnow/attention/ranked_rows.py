@@ -1,6 +1,6 @@
 """Rows whose KVs are scored: the order of eviction, and the moves that compact the rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
@@ -29,10 +29,8 @@ class RankedRows:
     score: Tensor
     must_stay: Tensor
 
-    def where(self, mask: Tensor) -> "RankedRows":
-        return RankedRows(
-            *(each[mask] for each in (self.block, self.length, self.position, self.score, self.must_stay))
-        )
+    def __getitem__(self, rows: Tensor | int) -> "RankedRows":
+        return RankedRows(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     @cached_property
     def valid(self) -> Tensor:
@@ -47,16 +45,10 @@ class RankedRows:
         return self.key.sort(dim=-1).values
 
     def lowest(self, count: Tensor, most: int) -> Tensor:
-        """Return the mask of the KVs of each row that are evicted first, bool [..., N].
-
-        Args:
-            count: how many of each row, int64 [...]; at most its length.
-            most: the largest of them.
-        """
+        """Return the mask, bool [..., N], of the `count` first evicted KVs of each row, int64 [...], at most `most`."""
         if most == 0:
             return torch.zeros_like(self.key, dtype=torch.bool)
-        # A few are found much faster than all are sorted.
-        few = most * 4 <= self.key.shape[-1]
+        few = most * 4 <= self.key.shape[-1]  # which are found much faster than all are sorted
         first = self.key.topk(most, largest=False).values if few else self.sorted_key
         last = first.gather(-1, (count - 1).clamp_min(0)[..., None])
         return (self.key <= last) & (count > 0)[..., None]
@@ -84,13 +76,8 @@ def moves(stays: Tensor, kept: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the moves by which each row's survivors fill its first slots (KV-Compress Algorithm 1, all rows at once).
 
     A row that keeps m KVs has as many holes below m as survivors at or above it: the i-th survivor fills the i-th hole.
-
-    Args:
-        stays: bool [..., N], survivors; kept: int64 [...], their number.
-        block: int64 [..., n], the blocks of each row, N / n slots each.
-
-    Returns:
-        Flat numbers of source and target slots, int64 [m] each, disjoint.
+    `stays` is bool [..., N], `kept` the number of survivors, int64 [...], `block` int64 [..., n], N / n slots each.
+    Returns flat numbers of source and target slots, int64 [m] each, disjoint.
     """
     front = torch.arange(stays.shape[-1], device=stays.device) < kept[..., None]
     return _slots_where(stays & ~front, block), _slots_where(front & ~stays, block)

@@ -4,15 +4,14 @@ Rows are decoded into padded float32 tensors, computed by the textbook formula, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from winnow.attention.gathered_rows import (
-    BlockOutput,
     GatheredRows,
+    Weights,
     attend_group,
     attend_split,
     sequence_groups,
@@ -51,16 +50,6 @@ class TorchStep(BackendStep):
 
 def write_rows(cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> Tensor:
     """Store KVs as `BackendStep.write` does. Returns the blocks of the rows, int64 [B, H, blocks of the longest]."""
-    pool = cache.pool.of_layer(layer)
-    blocks, block, offset = _places(cache, spans, layer)
-    position = spans.position[:, None].expand_as(block)
-    pool.write(block * pool.kind.size + offset, k, v, position)
-    return blocks
-
-
-def _places(cache: PagedCache, spans: Spans, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the rows' blocks, int64 [B, H, blocks of the longest], and where the batch's KVs lie: block and offset,
-    int64 [T, H] each."""
     tables, size, heads = cache.tables, cache.pool.layout.block_size, cache.pool.layout.heads[layer]
     # Count a token's slot from the end of its row: rows may differ in length, but all end with this batch.
     index = (
@@ -68,13 +57,13 @@ def _places(cache: PagedCache, spans: Spans, layer: int) -> tuple[Tensor, Tensor
     )  # [T, H]
     most = ceil_div(int(spans.lengths.max()), size)
     blocks = tables.lookup(spans.device_slots, layer, most)[:, :heads].long()
-    head = torch.arange(index.shape[1], device=spans.device)
-    return blocks, blocks[spans.token_sequence[:, None], head, index // size], index % size
+    block = blocks[spans.token_sequence[:, None], torch.arange(heads, device=spans.device), index // size]
+    position = spans.position[:, None].expand_as(block)
+    cache.pool.of_layer(layer).write(block * size + index % size, k, v, position)
+    return blocks
 
 
 class ReferenceBackend(TorchBackend):
-    """See `AttentionBackend`."""
-
     def prepare(self, cache: PagedCache, spans: Spans) -> BackendStep:
         return ReferenceStep(cache, spans)
 
@@ -83,8 +72,6 @@ class ReferenceBackend(TorchBackend):
 
 
 class ReferenceStep(TorchStep):
-    """See `BackendStep` for shapes and meaning."""
-
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         cache, spans = self.cache, self.spans
         write_rows(cache, spans, layer, k, v)
@@ -111,17 +98,16 @@ class ReferenceStep(TorchStep):
 
             def attend(
                 q: Tensor, position: Tensor, first: int, rows: GatheredRows = rows, v: Tensor = v
-            ) -> BlockOutput:
+            ) -> tuple[Tensor, Weights]:
                 last = self.last_visible(spec, first, position.shape[1])
                 weights = softmax_over(q, position, rows, spec, last)
-                return BlockOutput(weighted_sum(weights.p, v), weights)
+                return weighted_sum(weights.p, v), weights
 
-            attend_group(cache, spans, group, rows, q, attend, out)
+            attend_group(spans, group, rows, q, attend, out)
         return out
 
     def last_visible(self, spec: AttentionSpec, first: int, count: int) -> Tensor | None:
-        """Return the positions of the last KVs that queries `first` up to `first + count` of each sequence see, int32
-        [G, count]; None: their own."""
+        """Return positions of the last KVs that queries from `first` on see, int32 [G, count]; None: their own."""
         return None
 
 
@@ -143,23 +129,13 @@ class TwoWayStep(ReferenceStep):
         return self._last[None, first : first + count]
 
 
-@dataclass(frozen=True)
-class BatchPart:
-    """Tokens of a packed batch that attend over one cache together.
+class PartedStep(BackendStep):
+    """Step of a batch that is written as a whole and attends in parts, which together hold each token once.
 
-    Attributes:
-        tokens: int64 [n], their indices in the batch.
-        step: what computes their attention.
+    A part is the indices of its tokens in the batch, int64 [n], and what computes their attention.
     """
 
-    tokens: Tensor
-    step: BackendStep
-
-
-class PartedStep(BackendStep):
-    """Step of a batch that is written as a whole and attends in parts, which together hold each token once."""
-
-    def __init__(self, whole: BackendStep, parts: Sequence[BatchPart]) -> None:
+    def __init__(self, whole: BackendStep, parts: Sequence[tuple[Tensor, BackendStep]]) -> None:
         super().__init__(whole.cache, whole.spans)
         self._whole, self.parts = whole, tuple(parts)
 
@@ -171,8 +147,8 @@ class PartedStep(BackendStep):
 
     def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         out = q.new_empty((*q.shape[:2], self.cache.pool.of_layer(layer).kind.value_size))
-        for part in self.parts:
-            out[part.tokens] = part.step.attend(layer, q[part.tokens], spec)
+        for tokens, step in self.parts:
+            out[tokens] = step.attend(layer, q[tokens], spec)
         return out
 
     def replay(self, layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec) -> None:

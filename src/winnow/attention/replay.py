@@ -1,7 +1,5 @@
 """The largest attention that a repetition of a context pays each of its KVs (KVzip), in plain torch."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -17,30 +15,9 @@ def replay_rows(
     cache: PagedCache, layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec
 ) -> None:
     """Compute `BackendStep.replay`. No more than a part of the attention matrix is held at once."""
-    q, judged, first, every = queries.q, queries.judged, queries.first, queries.every
-    at_all = range(first, first + every * len(q), every)
-    slots, position = judged_slots(cache, layer, slot, judged, at_all[-1] + 1)
-    keys = cache.pool.of_layer(layer).keys(slots)  # [H, J, d]
-    heads = len(keys)
-    grouped = (q.float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
-    by_head = [
-        replace(
-            spec,
-            sinks=None if spec.sinks is None else spec.sinks.float().view(heads, -1, 1, 1)[head],
-            slopes=None if spec.slopes is None else spec.slopes.float().view(heads, -1, 1, 1)[head],
-        )
-        for head in range(heads)
-    ]
-    accumulator, place = cache.pool.accumulators.flatten(1)[0], slots[:, : judged.count]
-    largest = accumulator[place]
-    step = max(1, _TEMPORARY[q.device.type == "cpu"] // (grouped.shape[1] * len(position)))
-    for start in range(0, len(q), step):
-        at = at_all[start : start + step]
-        for head in range(heads):
-            part = grouped[head, :, start : start + step]
-            logs = _log_probabilities(part, at, keys[head], position, at_all[-1], judged.count, by_head[head])
-            torch.maximum(largest[head], logs.amax(dim=(0, 1)).exp_(), out=largest[head])
-    accumulator[place] = largest
+    slots, position = judged_slots(cache, layer, slot, queries.judged, _positions(queries)[-1] + 1)
+    for head, row in enumerate(slots):
+        _raise_largest(cache, layer, head, queries, spec, row, position, queries.judged.count)
 
 
 def replay_shortened_rows(
@@ -51,87 +28,83 @@ def replay_shortened_rows(
     Args:
         again: the judged KVs start from 0.
     """
-    q, judged, numbers = queries.q, queries.judged, cache.pool.numbers
-    pool, heads, device = cache.pool.of_layer(layer), cache.pool.layout.heads[layer], q.device
-    at = queries.first + queries.every * torch.arange(len(q), device=device)
-    lengths = cache.tables.host_lengths[slot, layer].tolist()
+    judged, numbers, tables = queries.judged, cache.pool.numbers, cache.tables
+    lengths = tables.host_lengths[slot, layer, : cache.pool.layout.heads[layer]].tolist()
     num_blocks = ceil_div(max(lengths), cache.pool.layout.block_size)
-    blocks = cache.tables.lookup(torch.tensor([slot], device=device), layer, num_blocks)[0].long()
-    accumulator = cache.pool.accumulators.flatten(1)[0]
-    grouped = (q.float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
-    for head, part in enumerate(grouped):
-        slots = numbers.slots_of(blocks[head])[: lengths[head]]
-        position = numbers.positions_of(blocks[head])[: lengths[head]]
+    blocks = tables.lookup(torch.tensor([slot], device=cache.pool.device), layer, num_blocks)[0].long()
+    for head, length in enumerate(lengths):
+        slots, position = (of(blocks[head])[:length] for of in (numbers.slots_of, numbers.positions_of))
         own = (position < judged.head) | ((position >= judged.start) & (position < judged.end))
-        read = own | (position >= judged.context_len)
-        slots, position, own = slots[read], position[read], own[read]
-        keys, place = pool.keys(slots), slots[own]
-        bias = pool.biases(slots) if cache.pool.layout.has_bias else 0.0
-        largest = torch.zeros(len(place), device=device) if again else accumulator[place]
-        step = max(1, _TEMPORARY[device.type == "cpu"] // (len(part) * len(slots)))
-        for start in range(0, len(q), step):
-            logits = part[:, start : start + step] @ keys.mT
-            if spec.softcap is not None:
-                logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
-            of_query = at[start : start + step, None]
-            if spec.slopes is not None:
-                logits -= spec.slopes.float().view(heads, -1, 1, 1)[head] * (of_query - position)
-            hidden = position > of_query
-            if spec.window is not None:
-                hidden |= of_query - position >= spec.reach(of_query)
-            logits = (logits + bias).masked_fill_(hidden, -torch.inf)
-            total = logits.logsumexp(dim=-1, keepdim=True)
-            if spec.sinks is not None:
-                total = torch.logaddexp(total, spec.sinks.float().view(heads, -1, 1, 1)[head])
-            highest = (logits[..., own] - total).amax(dim=(0, 1)).exp_()
-            largest = torch.maximum(largest, highest)
-        accumulator[place] = largest
+        behind = (position >= judged.context_len) & (position <= _positions(queries)[-1])
+        behind_at = behind.nonzero()[:, 0]
+        order = torch.cat([own.nonzero()[:, 0], behind_at[position[behind_at].argsort()]])
+        if again:
+            numbers.clear_accumulators(slots[own], 1)
+        _raise_largest(cache, layer, head, queries, spec, slots[order], position[order], int(own.sum()))
 
 
 def judged_slots(
     cache: PagedCache, layer: int, slot: int, judged: JudgedKVs, end: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the KVs in the softmax of a replay.
-
-    Their slots, int64 [H, J], and their positions, ascending below `end`, [J].
+    """Return slots, int64 [H, J], and ascending positions below `end`, [J], of the KVs in the softmax of a replay.
 
     The first `judged.count` of them are judged; the rest lie behind the context.
     """
     parts = ((0, judged.head), (judged.start, judged.end), (judged.context_len, end))
     device = cache.pool.device
     position = torch.cat([torch.arange(*part) for part in parts]).to(device)
-    blocks = cache.tables.lookup(
-        torch.tensor([slot], device=device), layer, ceil_div(end, cache.pool.layout.block_size)
-    )[0, : cache.pool.layout.heads[layer]]
-    return cache.pool.numbers.slots_of(blocks.long())[:, position], position
+    num_blocks = ceil_div(end, cache.pool.layout.block_size)
+    blocks = cache.tables.lookup(torch.tensor([slot], device=device), layer, num_blocks)
+    heads = cache.pool.layout.heads[layer]
+    return cache.pool.numbers.slots_of(blocks[0, :heads].long())[:, position], position
 
 
-def _log_probabilities(
-    q: Tensor, at: range, keys: Tensor, position: Tensor, last: int, num_judged: int, spec: AttentionSpec
-) -> Tensor:
-    """Return logarithms of what queries [g, n, d] at n positions pay the first `num_judged` of the keys: [g, n,
-    judged].
+def _positions(queries: ReplayQueries) -> range:
+    return range(queries.first, queries.first + queries.every * len(queries.q), queries.every)
 
-    Args:
-        keys: [J, d].
-        position: of the keys, ascending, [J]; the last ones are consecutive, from before the queries on.
-        last: the last of these positions.
-        spec: with sinks and slopes of the group alone, float32 [g, 1, 1] each.
+
+def _raise_largest(
+    cache: PagedCache,
+    layer: int,
+    head: int,
+    queries: ReplayQueries,
+    spec: AttentionSpec,
+    slots: Tensor,
+    position: Tensor,
+    num_judged: int,
+) -> None:
+    """Raise the accumulators of the first `num_judged` KVs of one row, in slots int64 [J], at positions [J].
+
+    The KVs behind the context are the last ones, consecutive up to the last query.
     """
-    group, n = q.shape[:2]
-    # Keys are in the order of their positions: none after the last query is visible, all up to the first one are.
-    seen = len(position) - (last - at[-1])
-    logits = (q.flatten(0, 1) @ keys[:seen].mT).unflatten(0, (group, n))
-    if spec.softcap is not None:
-        logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
-    close = seen - (at[-1] - at[0])
-    of_query = torch.arange(at.start, at.stop, at.step, device=q.device)[:, None]
-    logits[..., close:].masked_fill_(position[close:seen] > of_query, -torch.inf)
-    if spec.slopes is not None:
-        logits -= spec.slopes * (of_query - position[:seen])
-    if spec.window is not None:
-        logits.masked_fill_(of_query - position[:seen] >= spec.reach(of_query), -torch.inf)
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    if spec.sinks is not None:
-        total = torch.logaddexp(total, spec.sinks)
-    return logits[..., :num_judged].sub_(total)
+    pool, heads = cache.pool.of_layer(layer), cache.pool.layout.heads[layer]
+    q = queries.q.unflatten(1, (heads, -1))[:, head].transpose(0, 1).float() * spec.scale  # [g, n, d]
+    keys, bias = pool.keys(slots), pool.biases(slots) if pool.has_bias else None
+    sinks, slopes = (
+        None if x is None else x.float().view(heads, -1, 1, 1)[head] for x in (spec.sinks, spec.slopes)
+    )
+    accumulator, judged = cache.pool.accumulators.flatten(1)[0], slots[:num_judged]
+    largest, every_at = accumulator[judged], _positions(queries)
+    step = max(1, _TEMPORARY[q.device.type == "cpu"] // (len(q) * len(slots)))
+    for start in range(0, len(every_at), step):
+        at = every_at[start : start + step]
+        # No KV after the last query of the part is visible, all up to the first one are.
+        seen = len(position) - (every_at[-1] - at[-1])
+        logits = q[:, start : start + step] @ keys[:seen].mT
+        if spec.softcap is not None:
+            logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
+        if bias is not None:
+            logits += bias[:seen]
+        close = seen - (at[-1] - at[0])
+        of_query = torch.arange(at.start, at.stop, at.step, device=q.device)[:, None]
+        logits[..., close:].masked_fill_(position[close:seen] > of_query, -torch.inf)
+        if slopes is not None:
+            logits -= slopes * (of_query - position[:seen])
+        if spec.window is not None:
+            logits.masked_fill_(of_query - position[:seen] >= spec.reach(of_query), -torch.inf)
+        total = logits.logsumexp(dim=-1, keepdim=True)
+        if sinks is not None:
+            total = torch.logaddexp(total, sinks)
+        highest = logits[..., :num_judged].sub_(total).amax(dim=(0, 1)).exp_()
+        torch.maximum(largest, highest, out=largest)
+    accumulator[judged] = largest

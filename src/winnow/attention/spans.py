@@ -34,9 +34,7 @@ class AttentionSpec:
     """The window begins anew at every multiple of `window`: a query sees the KVs of its own chunk alone (Llama 4)."""
 
     def reach(self, position: Any) -> Any:
-        """Return the number of positions that queries at `position`, int or Tensor, see in a window, their own
-        included.
-        """
+        """Return how many positions queries at `position`, int or Tensor, see in a window, their own included."""
         assert self.window is not None, "there is a window"
         return position % self.window + 1 if self.chunked else self.window
 
@@ -82,10 +80,7 @@ class Spans:
         select_from: list[int] | None = None,
         temporary: list[bool] | None = None,
     ) -> Self:
-        """Pack sequences whose tokens in this batch start at the positions `starts`.
-
-        Without `select_from` all queries read all values.
-        """
+        """Pack sequences whose tokens in this batch start at the positions `starts`."""
         count_array = np.asarray(counts, dtype=np.int64)
         first_position = np.asarray(starts, dtype=np.int64)
         position = first_position
@@ -99,21 +94,15 @@ class Spans:
             torch.from_numpy(position).to(device),
             first_position,
             (None,) * len(slots) if observe is None else tuple(observe),
-            np.zeros(len(slots), dtype=np.int64)
-            if observe_from is None
-            else np.asarray(observe_from, dtype=np.int64),
-            np.full(len(slots), NEVER, dtype=np.int64)
-            if select_from is None
-            else np.asarray(select_from, dtype=np.int64),
+            np.array(observe_from or [0] * len(slots), dtype=np.int64),
+            np.array(select_from or [NEVER] * len(slots), dtype=np.int64),
             np.array(temporary or [False] * len(slots), dtype=np.bool_),
         )
 
     def tokens_of(self, index: Sequence[int]) -> Tensor:
         """Return the batch indices of the tokens of some of the sequences, in their order: int64 [n]."""
-        found = [
-            np.arange(first, first + count) for first, count in zip(self.starts, self.counts, strict=True)
-        ]
-        return torch.from_numpy(np.concatenate([found[i] for i in index])).to(self.device)
+        found = [np.arange(self.starts[i], self.starts[i] + self.counts[i]) for i in index]
+        return torch.from_numpy(np.concatenate(found)).to(self.device)
 
     def only(self, index: Sequence[int]) -> Self:
         some = np.array(index)
@@ -134,17 +123,11 @@ class Spans:
         """Observer of each sequence; None if none of its queries in this batch updates accumulators."""
         if not any(self.observe):
             return self.observe
-        active = self.first_position + self.counts > self.observe_from
-        return [
-            observe if counts else None for observe, counts in zip(self.observe, active.tolist(), strict=True)
-        ]
+        active = (self.first_position + self.counts > self.observe_from).tolist()
+        return [each if counts else None for each, counts in zip(self.observe, active, strict=True)]
 
     def chunk_layout(self, index: Sequence[int], tile_queries: int) -> tuple[Tensor, Tensor]:
         """Split the tokens of some sequences into tiles, and locate those of all sequences.
-
-        Args:
-            index: of the sequences in the batch.
-            tile_queries: tokens of one tile.
 
         Returns:
             tiles: int32 [tiles, 2]: index of the sequence, and the tile's first token, counted within the sequence.

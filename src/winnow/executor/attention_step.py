@@ -10,7 +10,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionSpec, BackendStep, HeadRotation, PagedCache, Spans
 from winnow.attention.interface import NativeStep
-from winnow.attention.reference import BatchPart, PartedStep, TwoWayStep
+from winnow.attention.reference import PartedStep, TwoWayStep
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.layout import PAGE_ENTRIES, IntArray, ceil_div
 from winnow.cache.paged import BlockTables
@@ -128,9 +128,9 @@ def with_own_parts(
         if part is None:
             others.append(index)
         else:
-            parts.append(BatchPart(spans.tokens_of([index]), part))
+            parts.append((spans.tokens_of([index]), part))
     if others:
-        parts.append(BatchPart(spans.tokens_of(others), backend.prepare(cache, spans.only(others))))
+        parts.append((spans.tokens_of(others), backend.prepare(cache, spans.only(others))))
     return PartedStep(whole, parts)
 
 

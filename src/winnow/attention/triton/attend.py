@@ -38,11 +38,9 @@ _RAW_BYTES = 2**26
 class Decodes:
     """Sequences with one query each, computed by one launch."""
 
-    index: Tensor | None
-    """int32 [R], their indices in the batch; None: the first R."""
+    index: Tensor | None  # int32 [R], their indices in the batch; None: the first R
     count: int
-    longest: int
-    """KVs in the longest row."""
+    longest: int  # KVs in the longest row
     observe: AttentionObserver | None
 
 
@@ -50,8 +48,7 @@ class Decodes:
 class Watched:
     """Chunks with the same observer."""
 
-    index: Tensor
-    """int32 [R], indices of the sequences in the batch."""
+    index: Tensor  # int32 [R], of the sequences in the batch
     longest: int
     observe: AttentionObserver
 
@@ -60,9 +57,8 @@ class Watched:
 class Chunks:
     """Sequences computed in tiles of queries."""
 
-    tiles: Tensor
+    tiles: Tensor  # see `Spans.chunk_layout`
     extents: Tensor
-    """See `Spans.chunk_layout`."""
     watched: tuple[Watched, ...]
 
 
@@ -80,12 +76,7 @@ class Batch:
 
     @classmethod
     def plan(cls, spans: Spans, query_heads: int, tile_queries: int) -> "Batch":
-        """Split the batch into launches. Sequences without an observer take no Python loop.
-
-        Args:
-            query_heads: Hq, which determines the size of scratch.
-            tile_queries: tokens in one tile of a chunk.
-        """
+        """Split the batch into launches. Sequences without an observer take no Python loop."""
         chunked = list(range(spans.num_decodes, len(spans.counts)))
         observers = spans.active_observers
         if not any(observers):
@@ -96,9 +87,8 @@ class Batch:
             if observe is None:
                 decodes.append(_decodes(spans, index, None))
             elif observe.smoothing is None:
-                decodes += [
-                    _decodes(spans, part, observe) for part in _parts(spans.lengths, index, query_heads)
-                ]
+                parts = _parts(spans.lengths, index, query_heads)
+                decodes += [_decodes(spans, part, observe) for part in parts]
             else:  # neighbours are pooled: treat it as a chunk of one query
                 chunked += index
         for observe, index in _by_observer(observers, chunked).items():
@@ -141,13 +131,11 @@ def _chunks(
 ) -> Chunks | None:
     if not index:
         return None
-    return Chunks(
-        *spans.chunk_layout(index, tile_queries),
-        tuple(
-            Watched(spans.upload(members), int(spans.lengths[members].max()), observe)
-            for observe, members in watched.items()
-        ),
+    observed = (
+        Watched(spans.upload(members), int(spans.lengths[members].max()), observe)
+        for observe, members in watched.items()
     )
+    return Chunks(*spans.chunk_layout(index, tile_queries), tuple(observed))
 
 
 # KVs of one program of the kernels that only touch accumulators.
@@ -157,11 +145,7 @@ _KVS_PER_PROGRAM = 128
 class Attend:
     """One layer of a batch: queries, the rows they read, and the output.
 
-    Where keys or values are stored rotated, so are the queries that come and the output.
-
-    Attributes:
-        out: [T, Hq, d], contiguous, floating-point.
-        tile_queries: tokens in one tile of a chunk.
+    Where keys or values are stored rotated, so are the queries that come and the output, `out`, [T, Hq, d], contiguous.
     """
 
     def __init__(
@@ -170,15 +154,8 @@ class Attend:
     ) -> None:  # fmt: skip
         assert spec.scale > 0, "the largest product is the largest logit"
         pool, tables = cache.pool.of_layer(layer), cache.tables
-        self._pool, self._cache, self._spans, self._layer, self._q, self._spec, self._tuning = (
-            pool,
-            cache,
-            spans,
-            layer,
-            q,
-            spec,
-            tuning,
-        )
+        self._pool, self._cache, self._spans, self._layer = pool, cache, spans, layer
+        self._q, self._spec, self._tuning = q, spec, tuning
         self._group = q.shape[1] // cache.pool.layout.heads[layer]
         self._tile = max(tuning.chunk.queries, padded(self._group))
         self.tile_queries = self._tile // self._group
@@ -190,7 +167,6 @@ class Attend:
 
     @cached_property
     def _formula(self) -> dict[str, Any]:
-        """The compile-time constants of kernels that describe the computation of logits."""
         return {
             **side_formats(self._pool.kind),
             "HEAD_DIM": self._q.shape[2],
@@ -242,11 +218,7 @@ class Attend:
             self._observe_decodes(part, part.observe, raw, merged)
 
     def _observe_decodes(
-        self,
-        part: Decodes,
-        observe: AttentionObserver,
-        raw: Tensor | None,
-        merged: Tensor | None,
+        self, part: Decodes, observe: AttentionObserver, raw: Tensor | None, merged: Tensor | None
     ) -> None:
         for term, accumulator in zip(observe.terms, self._accumulators, strict=False):
             grid = part.count, self._layout["KV_HEADS"], ceil_div(part.longest, _KVS_PER_PROGRAM)
@@ -277,12 +249,7 @@ class Attend:
                 self._observe_chunks(chunks, watched, term, accumulator, statistics)
 
     def _observe_chunks(
-        self,
-        chunks: Chunks,
-        watched: Watched,
-        term: Term,
-        accumulator: Tensor,
-        statistics: Tensor | None,
+        self, chunks: Chunks, watched: Watched, term: Term, accumulator: Tensor, statistics: Tensor | None
     ) -> None:
         """Update `accumulator`, float32 [slots of the pool], by one term of chunks with the same observer."""
         tuning, q, observe = self._tuning.observe, self._q, watched.observe
@@ -318,9 +285,8 @@ class Attend:
         slots = self._spans.device_slots[index]
         block_size = pool.layout.block_size
         blocks = tables.lookup(slots, self._layer, ceil_div(watched.longest, block_size)).long()
-        valid = (
-            torch.arange(sums.shape[3], device=sums.device) < tables.lengths[slots, self._layer][..., None]
-        )
+        lengths = tables.lengths[slots, self._layer][..., None]
+        valid = torch.arange(sums.shape[3], device=sums.device) < lengths
         first = self._spans.position[(chunks.extents[index, 0] + chunks.extents[index, 2]).long()]
         position = pool.position[blocks].flatten(2)
         return aggregate_sums(sums, watched.observe, position, valid, first).contiguous()

@@ -58,28 +58,16 @@ class TritonBackend(TorchBackend):
             return
         [kind] = pool.kinds
         with torch.cuda.device_of(source):
+            words, fields = kind.words, kind.fields_in_words
             move_kvs[(triton.cdiv(len(source), _MOVES_PER_PROGRAM),)](
-                kind.words,
-                pool.position,
-                pool.accumulators,
-                source,
-                target,
-                len(source),
-                pool.position.numel(),
-                BLOCK_SIZE=pool.layout.block_size,
-                BLOCK_WORDS=kind.words.shape[1],
-                FIELDS=tuple(
-                    (offset, size, triton.next_power_of_2(size)) for offset, size in kind.fields_in_words
-                ),
-                NUM_ACCUMULATORS=pool.layout.num_accumulators,
-                BLOCK_N=_MOVES_PER_PROGRAM,
-                num_warps=4,
-            )
+                words, pool.position, pool.accumulators, source, target, len(source), pool.position.numel(),
+                BLOCK_SIZE=pool.layout.block_size, BLOCK_WORDS=words.shape[1],
+                FIELDS=tuple((offset, size, triton.next_power_of_2(size)) for offset, size in fields),
+                NUM_ACCUMULATORS=pool.layout.num_accumulators, BLOCK_N=_MOVES_PER_PROGRAM, num_warps=4,
+            )  # fmt: skip
 
 
 class _TritonStep(TorchStep):
-    """See `BackendStep` for shapes and meaning."""
-
     def __init__(self, cache: PagedCache, spans: Spans, tuning: Tuning | None) -> None:
         super().__init__(cache, spans)
         self._tuning = tuning
@@ -151,9 +139,8 @@ class _TritonStep(TorchStep):
         if pool.tier is not None:
             return attend_split(cache, spans, layer, q, spec)
         codec = readable(pool.kind.codec)
-        tuning = self._tuning or tuning_for(
-            padded(q.shape[2]), product_dtype(q, codec), capability_of(q.device)
-        )
+        dtype, capability = product_dtype(q, codec), capability_of(q.device)
+        tuning = self._tuning or tuning_for(padded(q.shape[2]), dtype, capability)
         queries = turned(q).to(q.dtype) if codec.rotate_keys else q
         # Summed values are turned back before they are rounded.
         out = q.new_empty(q.shape, dtype=torch.float32 if codec.rotate_values else q.dtype)

@@ -40,8 +40,6 @@ def key_difference(
 ) -> Tensor:  # fmt: skip
     """Return minus the cosine of each key before rotation and its row's sum: float32 [B, H, N], zeros past the length.
 
-    Keys that `key_format` describes are read where they lie, twice at most. Sums take the same order each time.
-
     Args:
         slot: int64 [B, H, N], the slots of each row; position: int32 [B, H, N]; length: int32 [B, H].
         sums: float32 [B, H, d], sums of directions, to which keys at positions from `counted`, int32 [B], on are added

@@ -45,7 +45,6 @@ def multiprocessors_of(device: torch.device) -> int:
 
 
 def cache_layout(cache: PagedCache) -> dict[str, Any]:
-    """Return the compile-time constants of kernels that describe the cache."""
     layout = cache.pool.layout
     return {
         "LAYERS": layout.num_layers,
@@ -57,10 +56,7 @@ def cache_layout(cache: PagedCache) -> dict[str, Any]:
 
 
 def product_dtype(q: Tensor, codec: PairCodec) -> torch.dtype:
-    """Return the dtype in which q, K, p and V are multiplied: one that holds the activations and plain vectors exactly.
-
-    Decoded vectors are rounded to it.
-    """
+    """Return the dtype of products: it holds activations and plain vectors exactly, and decoded ones are rounded."""
     dtype = q.dtype
     for form in (codec.key, codec.value):
         if isinstance(form, PlainFormat):
@@ -111,12 +107,7 @@ class Tuning:
     max_splits: int = 64
 
     def split_of(self, rows: int, longest: int, multiprocessors: int) -> int:
-        """Return the minimum of KVs in a split: `min_split`, halved until programs would fill a GPU twice.
-
-        Args:
-            rows: of one KV head each.
-            longest: KVs in the longest of them.
-        """
+        """Return the minimum of KVs in a split: `min_split`, halved until programs would fill a GPU twice."""
         split = self.min_split
         while split > _LEAST_SPLIT and rows * ceil_div(longest, split) < 2 * multiprocessors:
             split //= 2
@@ -148,12 +139,9 @@ _FULL = {
 
 
 def tuning_for(head_dim: int, dtype: torch.dtype, capability: int) -> Tuning:
-    """Return launch parameters for rows of this size; sizes beyond the table take its nearest entry.
+    """Return launch parameters for rows of a padded `head_dim`; sizes beyond the table take its nearest entry.
 
-    Args:
-        head_dim: padded.
-        dtype: of products.
-        capability: the GPU's, as 90.
+    `dtype` is that of products, `capability` the GPU's, as 90.
     """
     row_bytes = head_dim * dtype.itemsize
     if dtype is torch.float32:

@@ -11,13 +11,8 @@ from winnow.cache.formats import AffineFormat, PlainFormat, SymmetricFormat, Vec
 from winnow.errors import ConfigError
 from winnow.values.kv_dtype import KV_FORMATS
 
-_DTYPES = {
-    "float32": tl.float32,
-    "bfloat16": tl.bfloat16,
-    "float16": tl.float16,
-    "int8": tl.int8,
-    "uint8": tl.uint8,
-}
+# Suffixes of fields, by their names in a `SideFormat`.
+_SUFFIXES = {"scale": "scale", "least": "min", "outlier": "outlier", "channel": "channel"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class SideFormat:
 
     @property
     def row_scaled(self) -> bool:
-        """Return whether one scale multiplies the whole vector, so that products can be scaled instead."""
+        """One scale multiplies the whole vector, so that products can be scaled instead."""
         return self.kind in ("int8", "fp8_e4m3") and self.group == self.head_dim
 
 
@@ -81,8 +76,6 @@ def readable(codec: PairCodec) -> PairCodec:
 
 
 def side_formats(kind: BlockKind) -> dict[str, SideFormat]:
-    """Return the compile-time constants of kernels that describe how KVs are stored. Raises ConfigError: the kernels do
-    not read such KVs."""
     codec, form = readable(kind.codec), kind.form
     return {
         "KEY": _side_format(form, "k", codec.key, kind.key_size),
@@ -103,21 +96,15 @@ def _side_format(block: BlockFormat, side: str, form: VectorFormat, head_dim: in
     field, code = placed[side]
     offsets = {
         name: placed[f"{side}_{suffix}"][1]
-        for name, suffix in (
-            ("scale", "scale"),
-            ("least", "min"),
-            ("outlier", "outlier"),
-            ("channel", "channel"),
-        )
+        for name, suffix in _SUFFIXES.items()
         if f"{side}_{suffix}" in placed
     }
-    kind = "plain" if isinstance(form, PlainFormat) else form.name
-    bits = 8
+    kind, bits = "plain" if isinstance(form, PlainFormat) else form.name, 8
     if isinstance(form, AffineFormat):
         kind, bits = "affine", form.bits
     return SideFormat(
         kind=kind,
-        dtype=_DTYPES[field.dtype],
+        dtype=getattr(tl, field.dtype),
         item_bytes=field.item_bytes,
         code_length=field.length,
         head_dim=head_dim,
