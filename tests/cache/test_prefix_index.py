@@ -293,7 +293,7 @@ class PrefixMachine(RuleBasedStateMachine):
             return
         self.follow()
         self.ledger.check_integrity()
-        for snapshot in self.ledger.prefixes.snapshots:
+        for snapshot in self.ledger.prefixes.snapshots.values():
             salts = [salt for salt in SALTS if self._is_of(snapshot, salt)]
             [state] = [(salt, *snapshot.token_ids.tolist()) for salt in salts]
             assert [self.content[block] for block in snapshot.blocks.tolist()] == self._kept(state)

@@ -21,27 +21,9 @@ if TYPE_CHECKING:
     from winnow.cache.pool import KVPool
 
 __all__ = [
-    "BlockAllocator",
-    "BlockCopies",
-    "BlockCount",
-    "BlockKind",
-    "BlockTables",
-    "CacheLayout",
-    "CacheSize",
-    "CacheUpdate",
-    "CopyDiscarded",
-    "Demand",
-    "HostTierError",
-    "KVPool",
-    "Ledger",
-    "LocalCache",
-    "OutOfBlocksError",
-    "PagedCache",
-    "PairCodec",
-    "RowGroup",
-    "RowsRestored",
-    "RowsSaved",
-    "codec_of",
+    "BlockAllocator", "BlockCopies", "BlockCount", "BlockKind", "BlockTables", "CacheLayout", "CacheSize",
+    "CacheUpdate", "CopyDiscarded", "Demand", "HostTierError", "KVPool", "Ledger", "LocalCache",
+    "OutOfBlocksError", "PagedCache", "PairCodec", "RowGroup", "RowsRestored", "RowsSaved", "codec_of",
     "make_codec",
 ]  # fmt: skip
 

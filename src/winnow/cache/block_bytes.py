@@ -32,11 +32,7 @@ class Storage(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockPart:
-    """A part of what blocks hold, [num_blocks, width], in one tensor or in several beside each other.
-
-    Attributes:
-        pieces: tensors of [num_blocks, columns].
-    """
+    """A part of what blocks hold, [num_blocks, width], in tensors of [num_blocks, columns] beside each other."""
 
     pieces: tuple[Tensor, ...]
 

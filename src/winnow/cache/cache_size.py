@@ -43,13 +43,10 @@ class CacheSize:
         """Return the size of the largest cache within `kv_memory` bytes, tables and counters included.
 
         Without a prefix cache it has no more blocks than all sequences together can fill. Values on a tier take none
-        of these bytes, and at most `ValueTier.size` there.
-
-        Raises:
-            ConfigError: not even one sequence of one block per row fits.
+        of these bytes, and at most `ValueTier.size` there. Raises ConfigError: not even one sequence of one block per
+        row fits.
         """
-        tier = layout.value_tier
-        limit = None if tier is None else tier.size
+        limit = None if layout.value_tier is None else layout.value_tier.size
 
         def size(num_blocks: int) -> CacheSize:
             return cls.of_blocks(layout, num_blocks, max_num_seqs, max_model_len)
@@ -95,9 +92,8 @@ class CacheSize:
         num_pages = ROW_SKEW * ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES)
         num_pages = max(num_pages, min(pages_per_seq, ceil_div(num_blocks, PAGE_ENTRIES))) + max_num_seqs
         num_pages = min(num_pages, max_num_seqs * pages_per_seq)
-        ends = np.ceil(
-            num_blocks * np.cumsum(cls._shares(layout, num_blocks, max_num_seqs, max_model_len)) - 1e-6
-        )
+        shares = cls._shares(layout, num_blocks, max_num_seqs, max_model_len)
+        ends = np.ceil(num_blocks * np.cumsum(shares) - 1e-6)
         others = tuple(int(end - first) for first, end in pairwise(ends))
         return cls(num_blocks, num_pages, max_num_seqs, pages_per_seq, others)
 

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# The field that attention adds to a KV's logits, and the suffix of the names of codecs that have it.
 BIAS = Field("bias", "float16", 1)
-"""The field that attention adds to a KV's logits."""
 WITH_BIAS = "+bias"
-"""Suffix of the names of codecs that have it."""
 
 
 class PlacedField(NamedTuple):
@@ -45,12 +44,7 @@ class PlacedField(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """The bytes of a block of KVs: its fields one after the other, each aligned to its elements.
-
-    Attributes:
-        fields: in the order in which they lie.
-        nbytes: from one block to the next.
-    """
+    """A block of KVs, `nbytes` before the next one: its fields in order, each aligned to its elements."""
 
     fields: tuple[PlacedField, ...]
     nbytes: int
@@ -104,7 +98,6 @@ class PairCodec:
 
     @property
     def name(self) -> str:
-        """The name by which options and reports know the codec."""
         return str(KVDtype(self.key.name, self.value.name)) + WITH_BIAS * self.bias
 
     @property
@@ -113,17 +106,15 @@ class PairCodec:
         return (BIAS,) if self.bias else ()
 
     def key_fields(self, head_dim: int) -> tuple[Field, ...]:
-        """Return the fields that store a key of `head_dim` elements, in the order in which a block holds them."""
+        """Return the fields that store a key, in the order in which a block holds them."""
         if (self.rotate_keys or self.rotate_values) and rotation_block(head_dim) == 1:
             raise ConfigError(f"kv_rotate needs an even head_dim, the model's is {head_dim}: give none")
         return self.key.fields("k", head_dim)
 
     def value_fields(self, head_dim: int) -> tuple[Field, ...]:
-        """Return the fields that store a value of `head_dim` elements, in order, behind those of keys in a block."""
         return self.value.fields("v", head_dim)
 
     def fields(self, head_dim: int) -> tuple[Field, ...]:
-        """Return all fields of a slot, in the order in which a block holds them."""
         return self.key_fields(head_dim) + self.value_fields(head_dim) + self.further_fields
 
     def encode(self, k: "Tensor", v: "Tensor") -> "dict[str, Tensor]":
@@ -142,7 +133,6 @@ class PairCodec:
         return _decode("k", self.key, fields, self.rotate_keys)
 
     def values(self, fields: "Mapping[str, Tensor]") -> "Tensor":
-        """Decode values from `value_fields`, as `keys`."""
         return _decode("v", self.value, fields, self.rotate_values)
 
 
@@ -191,7 +181,6 @@ def make_codec(
     Args:
         group: channels that share a scale; None: a head at 8 bits, else the most up to 32 that divide it.
         rotate: which sides are rotated, one of `winnow.values.kv_dtype.ROTATIONS`; "auto": keys of 4 bits and below.
-        bias: whether each KV has a bias.
     """
     if kind.k == kind.v and kind.k in CODECS:
         return PlainCodec(kind.k, bias) if bias else CODECS[kind.k]
@@ -208,10 +197,7 @@ def make_codec(
 def codec_of(kind: "PairCodec | str | torch.dtype") -> PairCodec:
     """Return the codec of that name, as `kv_cache_dtype` has it; a torch dtype stands for vectors stored in it.
 
-    With `WITH_BIAS` behind the name each KV has a bias.
-
-    Raises:
-        ConfigError: no codec has that name.
+    With `WITH_BIAS` behind the name each KV has a bias. Raises ConfigError: no codec has that name.
     """
     if isinstance(kind, PairCodec):
         return kind

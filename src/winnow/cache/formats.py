@@ -46,11 +46,10 @@ ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int
 
 
 class Field(NamedTuple):
-    """One tensor of a codec: `length` elements per slot."""
+    """One tensor of a codec: `length` elements per slot, of a type of `ITEM_BYTES`."""
 
     name: str
     dtype: str
-    """A key of `ITEM_BYTES`."""
     length: int
 
     @property
@@ -75,8 +74,7 @@ class VectorFormat(ABC):
 
     @abstractmethod
     def fields(self, side: str, head_dim: int) -> tuple[Field, ...]:
-        """Return the fields of the side of that name. Raises ConfigError: vectors of `head_dim` channels cannot be
-        stored so."""
+        """Return the fields of the side of that name. Raises ConfigError: such vectors cannot be stored so."""
 
     @abstractmethod
     def encode(self, x: "Tensor") -> "tuple[Tensor, ...]":
@@ -124,7 +122,6 @@ class _Grouped(VectorFormat):
         return group
 
     def default_group(self, head_dim: int) -> int:
-        """Return channels of a group where none are asked for: the whole head."""
         return head_dim
 
     def _scales(self, side: str, head_dim: int) -> Field:
@@ -241,7 +238,6 @@ class OutlierFormat(AffineFormat):
         return f"int{self.bits}-outlier"
 
     def count(self, head_dim: int) -> int:
-        """Return channels of a vector that are kept."""
         return max(1, round(self.share * head_dim))
 
     def fields(self, side: str, head_dim: int) -> tuple[Field, ...]:

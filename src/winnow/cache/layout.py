@@ -75,42 +75,27 @@ class CacheLayout:
         shapes: Sequence[tuple[int, int]] = (),
         values_in_keys: bool = False,
     ) -> "CacheLayout":
-        """Return the layout of layers with the same heads, of the key and value sizes in `shapes` where they differ.
+        """Return the layout of layers that are alike, but for the arguments that are sequences.
 
         Args:
-            kv_format: how KVs are stored, independent of the activations' dtype: a codec, its name, or the torch dtype
-                of vectors.
+            kv_format: how KVs are stored, as `codec_of` takes it.
             windows: sliding window of each layer, None where a layer sees everything; empty: all layers do.
             value_tier: where the values of the upper layers lie; None: on the device.
             shapes: KV heads and head_dim of each layer, where they differ.
-            values_in_keys: as `RowGroup` has it, of all layers.
-
-        Raises:
-            ConfigError: no codec has the name that `kv_format` gives.
         """
         codec, near = codec_of(kv_format), num_layers if value_tier is None else value_tier.layers
         seen = list(windows) or [None] * num_layers
-
         every = list(shapes) or [(num_kv_heads, head_dim)] * num_layers
 
         def alike(layer: int) -> tuple[bool, int, tuple[int, int]]:
             return layer >= near, seen[layer] or 0, every[layer]
 
-        groups = [
-            RowGroup(
-                tuple(layers),
-                heads,
-                size,
-                size,
-                codec,
-                window or None,
-                value_tier if far else None,
-                values_in_keys,
+        groups = []
+        for (far, window, (heads, size)), layers in groupby(sorted(range(num_layers), key=alike), key=alike):
+            tier = value_tier if far else None
+            groups.append(
+                RowGroup(tuple(layers), heads, size, size, codec, window or None, tier, values_in_keys)
             )
-            for (far, window, (heads, size)), layers in groupby(
-                sorted(range(num_layers), key=alike), key=alike
-            )
-        ]
         return cls(tuple(groups), block_size, num_accumulators, chunk, wide or WideParts())
 
     # -- rows ----------------------------------------------------------------------------------------------------
@@ -251,9 +236,22 @@ class CacheLayout:
     def windows(self) -> tuple[int | None, ...]:
         return tuple(group.window for group in self.by_layer)
 
-    @property
+    @cached_property
     def has_windows(self) -> bool:
         return any(window is not None for window in self.windows)
+
+    @cached_property
+    def _window_sizes(self) -> IntArray:
+        return np.array([2**62 if window is None else window for window in self.windows], dtype=np.int64)
+
+    def blocks_passed(self, lengths: IntArray) -> IntArray:
+        """Return blocks at the front of rows that no later token sees, int64 [B, layers].
+
+        Lengths, [B, layers], are those of the last KVs of a sequence in order; heads of a layer are alike.
+        """
+        # The next token sees itself, and window - 1 KVs before it.
+        passed: IntArray = np.maximum(lengths - (self._window_sizes - 1), 0) // self.block_size
+        return passed
 
     @cached_property
     def evictable(self) -> tuple[int, ...]:
@@ -287,10 +285,9 @@ class CacheLayout:
         return min(num_tokens + replay, window - 1 + max(chunk, replay) + self.block_size - 1)
 
     def windowed_blocks(self, num_tokens: int, replay: int) -> int:
-        """Return most blocks of the layers that policies do not evict from, while a number of tokens is computed.
+        """Return most blocks of the layers that policies do not evict from, while tokens are computed.
 
-        Args:
-            replay: most tokens that are computed behind them at a time, and dropped.
+        `replay` is most tokens that are computed behind them at a time, and dropped.
         """
         return sum(
             self.heads[layer] * ceil_div(self._slid(window, num_tokens, replay), self.block_size)
@@ -305,7 +302,7 @@ class CacheLayout:
         return int(self.row_blocks_seen(num_tokens).sum())
 
     def row_blocks_seen(self, num_tokens: int) -> IntArray:
-        """Return of these, the blocks of each row, int64 [layers, heads]."""
+        """Return the blocks of each row of these, int64 [layers, heads]."""
         each = np.array([ceil_div(kvs, self.block_size) for kvs in self.seen(num_tokens)])
         return self.has_row * each[:, None]
 
@@ -320,10 +317,7 @@ class CacheLayout:
         return self.wide_bytes(num_tokens) + self.state_bytes
 
     def wide_windows(self, max_positions: int) -> Iterator[tuple[range, int, int]]:
-        """Return layers, places of first tokens and places of recent ones of each `WideWindow`.
-
-        A layer that is wide as a whole has a place for every position.
-        """
+        """Yield layers, places of first tokens (of all, in layers that are wide as a whole) and of recent ones."""
         wide, layers = self.wide, range(self.num_layers)
         if wide.layers:
             yield layers[: wide.layers], max_positions, 0

@@ -12,7 +12,6 @@ from winnow.errors import ConfigError
 from winnow.process.resources import HostMemory, host_memory
 from winnow.values.units import format_bytes
 
-# Size of a large page.
 _LARGE_PAGE = 2 * 2**20
 
 
@@ -38,14 +37,9 @@ def empty_in_large_pages(
 
 
 def require_memory(kv_memory: int, needed: int, device: torch.device | str) -> None:
-    """Raise if the device lacks the KV memory, before it is touched: Linux kills a process that overcommits.
+    """Raise ConfigError if the device lacks the KV memory, before it is touched: Linux kills who overcommits.
 
-    Args:
-        kv_memory: bytes that the user asked for.
-        needed: bytes that the cache will use of them.
-
-    Raises:
-        ConfigError: names both, the limit and the free memory.
+    The cache will use `needed` of the bytes that the user asked for.
     """
     memory = _device_memory(torch.device(device))
     if memory is None or (kv_memory <= memory.limit and needed <= memory.free):
@@ -58,8 +52,7 @@ def require_memory(kv_memory: int, needed: int, device: torch.device | str) -> N
 
 
 def require_host_memory(kv_offloading_size: int, device: torch.device | str, kv_memory: int) -> None:
-    """Raise if the machine has not the memory of the host tier; on a CPU it comes on top of the KV memory. Raises
-    ConfigError: names size and limit."""
+    """Raise ConfigError if the machine lacks the memory of the host tier; on a CPU it comes on top of the KV memory."""
     memory = host_memory()
     if memory is None:
         return

@@ -20,10 +20,6 @@ import torch
 from torch import Tensor
 
 
-def packed_bytes(channels: int, bits: int) -> int:
-    return channels * bits // 8
-
-
 def pack(code: Tensor, bits: int, group: int) -> Tensor:
     """Pack codes, uint8 [..., d] below 2**bits, in groups of `group` channels: uint8 [..., d * bits / 8]."""
     grouped = code.unflatten(-1, (-1, group))
@@ -34,7 +30,7 @@ def pack(code: Tensor, bits: int, group: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, group: int) -> Tensor:
-    grouped = packed.unflatten(-1, (-1, packed_bytes(group, bits)))
+    grouped = packed.unflatten(-1, (-1, group * bits // 8))
     if bits == 3:
         low, high = grouped.split([group // 4, group // 8], dim=-1)
         return (_spread(low, 2) | (_spread(high, 1) << 2)).flatten(-2)
@@ -56,16 +52,11 @@ def _spread(packed: Tensor, bits: int) -> Tensor:
 
 
 def hadamard(x: Tensor, block: int) -> Tensor:
-    """Return the orthonormal Walsh-Hadamard transform of each `block` channels, a power of two; it is its own inverse.
+    """Return the orthonormal Walsh-Hadamard transform of each `block` channels, a power of two, of x, [..., d].
 
     In float32, in the natural (Sylvester) order: for h = 1, 2, 4, ... below `block`, each pair of channels i and i + h
-    with i & h == 0 becomes (a + b, a - b); then all are multiplied by block ** -0.5, rounded to float32.
-
-    Args:
-        x: [..., d], d a multiple of `block`.
-
-    Returns:
-        float32 [..., d].
+    with i & h == 0 becomes (a + b, a - b); then all are multiplied by block ** -0.5, rounded to float32. It is its own
+    inverse.
     """
     y = x.float().unflatten(-1, (-1, block))
     h = 1

@@ -70,13 +70,9 @@ class BlockTables:
         return longest
 
     def lookup(self, slots: Tensor, layer: int, num_blocks: int) -> Tensor:
-        """Return the first `num_blocks` entries of the rows of one layer.
+        """Return the first entries of rows of one layer, int32 [B, heads, num_blocks]: past a length, any valid block.
 
-        Args:
-            slots: int64 [B], on the device of the tables.
-
-        Returns:
-            int32 [B, heads, num_blocks]; past a row's length the entries are arbitrary but valid block ids.
+        Slots are int64 [B], on the device of the tables.
         """
         pages = self.page_table[slots, : ceil_div(num_blocks, PAGE_ENTRIES)]
         return self.pages[:, layer][pages].transpose(1, 2).flatten(2)[:, :, :num_blocks]
@@ -95,12 +91,9 @@ class PagedCache:
 
     pool: KVPool
     tables: BlockTables
-    host: HostTier | None = None
-    """None: no update saves anything."""
-    wide: WideWindows | None = None
-    """Windows that are kept in 16 bits beside narrow KVs; None: there are none."""
-    states: SlotStates = field(default_factory=SlotStates)
-    """Everything of sequences that is no block."""
+    host: HostTier | None = None  # None: no update saves anything
+    wide: WideWindows | None = None  # what is kept in 16 bits beside narrow KVs
+    states: SlotStates = field(default_factory=SlotStates)  # everything of sequences that is no block
 
     @classmethod
     def allocate(
@@ -129,10 +122,10 @@ class PagedCache:
         failed = self.states.follow(update)
         for copies in update.copies:
             if isinstance(copies, BlockCopies):
-                device = self.pool.device
-                self.pool.copy_blocks(
-                    torch.from_numpy(copies.source).to(device), torch.from_numpy(copies.target).to(device)
+                both = (
+                    torch.from_numpy(each).to(self.pool.device) for each in (copies.source, copies.target)
                 )
+                self.pool.copy_blocks(*both)
             elif isinstance(copies, RowsSaved | RowsRestored | CopyDiscarded):
                 assert self.host is not None, "without a host tier nothing is saved"
                 try:

@@ -85,10 +85,8 @@ class KindPool:
     @property
     def fields_in_words(self) -> tuple[tuple[int, int], ...]:
         """For each field, its offset in a block and its length in a slot, in words."""
-        size = self.words.itemsize
-        return tuple(
-            (offset // size, field.slot_bytes // size) for field, offset in self.storages[0].form.fields
-        )
+        size, fields = self.words.itemsize, self.storages[0].form.fields
+        return tuple((offset // size, field.slot_bytes // size) for field, offset in fields)
 
     @property
     def k(self) -> Tensor:
@@ -107,7 +105,6 @@ class KindPool:
         return BlockPart.of(self.storages), *own
 
     def covers(self, block: Tensor) -> Tensor:
-        """Return the mask of the blocks, int64 of any shape, that are of this kind."""
         return (block >= self.first) & (block < self.first + self.num_blocks)
 
     def local(self, block: Tensor) -> Tensor:
@@ -180,18 +177,13 @@ class KindPool:
         self._wait_for_copies()
         for storage in self.storages:
             words = storage.words
-            at, to = (self.local(block).to(words.device) for block in (source, target))
-            words[to] = words[at]
+            words[self._index((target,), words)] = words[self._index((source,), words)]
 
     def move(self, source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> None:
         """Copy KVs between slots of this kind, given by block and offset, int64 [n] each."""
         self._wait_for_copies()
         for words in self._field_words:
-            at, to = (
-                (self.local(block).to(words.device), offset.to(words.device))
-                for block, offset in (source, target)
-            )
-            words[to] = words[at]
+            words[self._index(target, words)] = words[self._index(source, words)]
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -232,15 +224,13 @@ class KVPool:
 
     Memory is uninitialised: a slot is written before the length of its row covers it.
 
-    Attributes:
-        kinds: the blocks of each kind, in the order of `CacheLayout.kinds`.
-        numbers: positions and accumulators of all blocks.
+    Args:
+        count: blocks of each kind, in the order of `CacheLayout.kinds`, or of the only one.
     """
 
     def __init__(
         self, layout: CacheLayout, count: BlockCount | int, device: torch.device | str = "cpu"
     ) -> None:
-        """Take the memory of `count` blocks: of each kind, or of the only one."""
         count = BlockCount((count,)) if isinstance(count, int) else count
         self.layout, self.num_blocks = layout, count.total
         self.numbers = SlotNumbers(count.total, layout.block_size, layout.num_accumulators, device)
@@ -280,12 +270,10 @@ class KVPool:
 
         Fields are copied byte by byte, so a KV is the same afterwards whatever the codec. A KV stays in its row.
         """
-        source_place, target_place = self.numbers.place(source), self.numbers.place(target)
-        for kind, mask in self.split(source_place[0]):
-            kind.move(
-                (source_place[0][mask], source_place[1][mask]), (target_place[0][mask], target_place[1][mask])
-            )
-        self.numbers.move(source_place, target_place)
+        (block, offset), (to_block, to_offset) = self.numbers.place(source), self.numbers.place(target)
+        for kind, mask in self.split(block):
+            kind.move((block[mask], offset[mask]), (to_block[mask], to_offset[mask]))
+        self.numbers.move((block, offset), (to_block, to_offset))
 
     def split(self, block: Tensor) -> Iterator[tuple[KindPool, Tensor | slice]]:
         """Return the kinds that hold some of `block`, int64 [n], and which."""

@@ -56,7 +56,7 @@ class RankRows:
     def blocks(self, blocks: IntArray) -> IntArray:
         """Return the blocks of `blocks`, [n], that belong to the rank, counted from its first, in the same order."""
         own = blocks - self.first
-        return own[self._is_own(blocks)]
+        return own[(own >= 0) & (own < self.own_size.num_blocks)]
 
     def bytes_of(self, blocks: IntArray) -> slice:
         """Return the byte range of the rank's own among `blocks`, [n], in their host copy."""
@@ -92,10 +92,6 @@ class RankRows:
             ),
         )
 
-    def _is_own(self, blocks: IntArray) -> NDArray[np.bool_]:
-        own = blocks - self.first
-        return (own >= 0) & (own < self.own_size.num_blocks)
-
     def _copy(self, copy: Copy) -> Copy:
         if isinstance(copy, BlockCopies):
             return BlockCopies(self.blocks(copy.source), self.blocks(copy.target))
@@ -109,6 +105,5 @@ class RankRows:
         row, entry = np.divmod(entries, PAGE_ENTRIES)
         layer, head = np.divmod(row, heads)
         mine = (head >= own.start) & (head < own.stop)
-        count = own.stop - own.start
-        index = (layer * count + head - own.start) * PAGE_ENTRIES + entry
+        index = (layer * (own.stop - own.start) + head - own.start) * PAGE_ENTRIES + entry
         return index[mine], mine

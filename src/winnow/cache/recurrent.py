@@ -22,18 +22,11 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class StateShape:
-    """Shape of one state that a layer keeps of each sequence.
-
-    Attributes:
-        layer: the model's number of it.
-        kind: "conv" or "recurrent".
-        index: among those of its layer and kind.
-        dtype: name of torch's type.
-    """
+    """Shape of one state that a layer keeps of each sequence."""
 
     layer: int
-    kind: str
-    index: int
+    kind: str  # "conv" or "recurrent"
+    index: int  # among those of its layer and kind
     shape: tuple[int, ...]
     dtype: str
 
@@ -43,18 +36,13 @@ class StateShape:
 
 
 class Computed(NamedTuple):
-    """Tokens that a step computes of the sequence in a slot: start..end - 1.
-
-    Attributes:
-        stays: False: the state after them is dropped again, and that before them comes back.
-        drafted: some may be rejected: then `take_back` brings the state before them back.
-    """
+    """Tokens that a step computes of the sequence in a slot: start..end - 1."""
 
     slot: int
     start: int
     end: int
-    stays: bool = True
-    drafted: bool = False
+    stays: bool = True  # False: the state after them is dropped again, and that before them comes back
+    drafted: bool = False  # some may be rejected: then `take_back` brings the state before them back
 
 
 class RecurrentStates(SlotState):
@@ -75,9 +63,8 @@ class RecurrentStates(SlotState):
         )
         self._num_tokens = [0] * max_num_seqs
         self._set_aside: dict[int, Tensor] = {}  # states of sequences that compute what does not stay
-        self._before: dict[
-            int, tuple[int, Tensor]
-        ] = {}  # states, and after how many tokens, of those with drafts
+        # States, and after how many tokens, of those with drafts.
+        self._before: dict[int, tuple[int, Tensor]] = {}
         self.by_layer: dict[int, dict[tuple[str, int], Tensor]] = {}
         first = 0
         for each in shapes:

@@ -34,23 +34,15 @@ class BlockCount(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class BlockKind:
-    """Content of a block. Blocks of one kind come from one stack, and any row of that kind may take them.
+    """Content of a block. Blocks of one kind come from one stack, and any row of that kind may take them."""
 
-    Attributes:
-        size: slots.
-        key_size, value_size: numbers in a key and in a value.
-        tier: where its values lie; None: on the device.
-        values_in_keys: as `RowGroup` has it.
-        rank: the one of several that holds it (`CacheLayout.ranks`).
-    """
-
-    size: int
+    size: int  # slots
     key_size: int
     value_size: int
     codec: PairCodec
     tier: ValueTier | None = None
     values_in_keys: bool = False
-    rank: int = 0
+    rank: int = 0  # the one of several that holds it (`CacheLayout.ranks`)
 
     @cached_property
     def form(self) -> BlockFormat:
@@ -79,14 +71,11 @@ class BlockKind:
     @property
     def slot_bytes(self) -> int:
         values = () if self.values_in_keys else self.value_fields
-        fields = self.key_fields + values + self.codec.further_fields
-        return sum(field.slot_bytes for field in fields)
+        return sum(field.slot_bytes for field in self.key_fields + values + self.codec.further_fields)
 
     @property
     def tier_slot_bytes(self) -> int:
-        if self.tier is None:
-            return 0
-        return sum(field.slot_bytes for field in self.value_fields)
+        return 0 if self.tier is None else sum(field.slot_bytes for field in self.value_fields)
 
     @property
     def tier_bytes(self) -> int:
@@ -108,7 +97,6 @@ class RowGroup:
         layers: their numbers, ascending.
         num_kv_heads: rows of each of them in a sequence.
         key_size, value_size: numbers in a key and in a value.
-        codec: how KVs are stored.
         window: sliding window of attention; None: a layer sees everything.
         tier: where values lie; None: on the device, beside their keys.
         values_in_keys: a key is stored once, and read as its value too, of which a part may count.

@@ -1,5 +1,6 @@
 """Everything of a sequence that is no block: one list, which forks, swap, prefixes and disk walk."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -65,7 +66,6 @@ class SlotStates:
 
     @property
     def host_ids(self) -> set[int]:
-        """Copies in host memory of which states are kept."""
         return {name for name in self._saved if isinstance(name, int)}
 
     @property
@@ -123,15 +123,10 @@ class SlotStates:
         }
 
     def write(self, key: bytes, arrays: Mapping[str, NDArray[Any]]) -> None:
+        by_state: defaultdict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+        for name, array in arrays.items():
+            of, _, own = name.partition(".")
+            by_state[of][own] = array
         self._saved[key] = [
-            state.from_arrays(
-                {
-                    name.removeprefix(f"{state.name}."): array
-                    for name, array in arrays.items()
-                    if name.startswith(f"{state.name}.")
-                }
-            )
-            if state.of_prefix
-            else None
-            for state in self._states
+            state.from_arrays(by_state[state.name]) if state.of_prefix else None for state in self._states
         ]

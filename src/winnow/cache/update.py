@@ -9,10 +9,7 @@ from winnow.cache.layout import IntArray
 
 @dataclass(frozen=True, eq=False)
 class BlockCopies:
-    """Blocks whose content must be copied before the next KVs are written, int32 [n] each.
-
-    No block is both a source and a target.
-    """
+    """Blocks to be copied before the next KVs are written, int32 [n] each; none is both a source and a target."""
 
     source: IntArray
     target: IntArray
@@ -20,12 +17,7 @@ class BlockCopies:
 
 @dataclass(frozen=True, eq=False)
 class RowLengths:
-    """KVs of the rows of some sequences.
-
-    Attributes:
-        slots: int64 [n].
-        lengths: int32 [n, layers, heads].
-    """
+    """KVs, int32 [n, layers, heads], of the rows of sequences in slots int64 [n]."""
 
     slots: IntArray
     lengths: IntArray
@@ -33,12 +25,7 @@ class RowLengths:
 
 @dataclass(frozen=True, eq=False)
 class RowsSaved:
-    """Copy of all rows of the sequence in `slot` to host memory, with what else is kept of the sequence.
-
-    Attributes:
-        blocks: those of its tables, row by row, int32 [n].
-        host_id: the name of the copy, never used twice.
-    """
+    """Copy of the sequence in `slot`, whose tables have `blocks`, int32 [n], row by row, to host memory."""
 
     slot: int
     host_id: int
@@ -66,14 +53,11 @@ class CopyDiscarded:
 
 @dataclass(frozen=True, eq=False)
 class StateSaved:
-    """Keep the states (`SlotState`) of the sequence in `slot` under the key of a prefix, for later sequences.
-
-    positions: those of the first tokens that are meant, as a half-open interval; None: all that the sequence has.
-    """
+    """Keep the states (`SlotState`) of the sequence in `slot` under the key of a prefix, for later sequences."""
 
     slot: int
     key: bytes
-    positions: tuple[int, int] | None = None
+    positions: tuple[int, int] | None = None  # half-open, of first tokens; None: all that the sequence has
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +78,6 @@ class StateDiscarded:
 Copy = BlockCopies | RowsSaved | RowsRestored | CopyDiscarded | StateSaved | StateRestored | StateDiscarded
 
 
-def _none(dtype: type[np.signedinteger]) -> IntArray:
-    return np.empty(0, dtype=dtype)
-
-
 @dataclass(frozen=True, eq=False)
 class CacheUpdate:
     """Changes of a ledger since its last update, applied in the order of the fields."""
@@ -106,9 +86,9 @@ class CacheUpdate:
     """Slots whose sequences have ended or lost their KVs; some may be in use again."""
     copies: tuple[Copy, ...] = ()
     """Made one after the other: a block that is saved may be written by the next copy."""
-    entries: IntArray = field(default_factory=lambda: _none(np.int64))
+    entries: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Indices of block table entries in the flattened pages, int64 [n]."""
-    blocks: IntArray = field(default_factory=lambda: _none(np.int32))
+    blocks: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     """Blocks that stand there now, int32 [n]."""
     pages: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Slots whose table pages changed, each with all of its pages in order."""

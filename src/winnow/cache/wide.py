@@ -60,9 +60,7 @@ class WideWindow:
     def write(self, slots: Tensor, layer: int, k: Tensor, v: Tensor, position: Tensor, after: Tensor) -> None:
         """Store new KVs, [T, H, d], that belong to the window; others are ignored.
 
-        Args:
-            slots: of their sequences, int64 [T]; position: [T].
-            after: how many tokens of the same sequence follow in the batch, [T].
+        `after` says how many tokens of the same sequence follow in the batch, [T] as `slots` and `position`.
         """
         kept = (position < self.sinks) | (after < self.recent)
         place = self._place(position)[kept]
@@ -74,11 +72,7 @@ class WideWindow:
             wide[index[0], index[1], :, place] = stored.masked_fill(stored.isinf(), torch.nan)
 
     def widen(self, slots: Tensor, layer: int, position: Tensor, k: Tensor, v: Tensor) -> None:
-        """Replace what narrow KVs, float32 [G, H, N, d] at positions [G, H, N], lost, where they are kept wide.
-
-        Args:
-            slots: int64 [G], of their sequences; KVs past a row's length may be anything.
-        """
+        """Replace what narrow KVs, float32 [G, H, N, d] at positions [G, H, N], lost, where they are kept wide."""
         index = layer - self.layers.start
         place = self._place(position.long().clamp_min(0))
         found = self.position[slots, index].gather(1, place.flatten(1)).view_as(place) == position
@@ -125,11 +119,7 @@ class WideWindow:
 
 
 class WideWindows(SlotState):
-    """All that is wide in a cache.
-
-    Attributes:
-        windows: by layers; none if nothing stays wide.
-    """
+    """All that is wide in a cache."""
 
     name = "wide"
     of_prefix = True

@@ -15,8 +15,7 @@ class OutOfBlocksError(RuntimeError):
 class _FreeStack:
     """A stack of the free ones among the blocks first, ..., first + total - 1.
 
-    Attributes:
-        withheld: blocks, the first of all, that are not on the stack since memory for them is not granted yet.
+    The first `withheld` of all are not on it, since memory for them is not granted yet.
     """
 
     def __init__(self, first: int, total: int) -> None:
@@ -50,6 +49,7 @@ class BlockAllocator:
     Attributes:
         holders: int32 [num_blocks], how many table entries name each block, and the index.
         indexed: bool [num_blocks], whether the index is one of the holders.
+        cached: blocks that only the index holds.
         reclaim: called with a condition, frees blocks that only the index holds until it is true; set by the index.
         refusal: why memory for blocks was refused the last time; None: it was not.
     """
@@ -61,7 +61,7 @@ class BlockAllocator:
         self.num_blocks = int(ends[-1])
         self.holders = np.zeros(self.num_blocks, dtype=np.int32)
         self.indexed = np.zeros(self.num_blocks, dtype=np.bool_)
-        self._cached = BlockCount([0] * len(self._stacks))
+        self.cached = BlockCount([0] * len(self._stacks))
         self._num_indexed = 0
         self.reclaim: Callable[[Callable[[], bool]], None] = lambda enough: None
         self.refusal: str | None = None
@@ -77,7 +77,7 @@ class BlockAllocator:
     def wanted(self, kind: int, ahead: int) -> range:
         """Return the withheld blocks to be granted so that `ahead` can be had, counted from the first of the kind."""
         stack = self._stacks[kind]
-        lacking = min(max(ahead - stack.count - self._cached[kind], 0), stack.withheld)
+        lacking = min(max(ahead - stack.count - self.cached[kind], 0), stack.withheld)
         return range(stack.withheld - lacking, stack.withheld)
 
     def supply(self, kind: int, first: int) -> None:
@@ -91,26 +91,21 @@ class BlockAllocator:
     @property
     def free(self) -> BlockCount:
         """Blocks that can be had, at once or when their memory is granted."""
-        stacks = zip(self._stacks, self._cached, strict=True)
+        stacks = zip(self._stacks, self.cached, strict=True)
         return BlockCount(
             stack.count + cached + (0 if self.refusal else stack.withheld) for stack, cached in stacks
         )
 
     @property
     def held(self) -> BlockCount:
-        stacks = zip(self._stacks, self._cached, strict=True)
+        stacks = zip(self._stacks, self.cached, strict=True)
         return BlockCount(stack.total - stack.withheld - stack.count - cached for stack, cached in stacks)
-
-    @property
-    def cached(self) -> BlockCount:
-        """Blocks that only the index holds."""
-        return self._cached
 
     @property
     def num_free(self) -> int:
         """Free blocks for sequences that take all kinds in proportion, as the scarcest kind limits them."""
         if len(self._stacks) == 1:
-            return self._stacks[0].count + self._cached[0]
+            return self._stacks[0].count + self.cached[0]
         kinds = zip(self.free, self._stacks, strict=True)
         return min(count * self.num_blocks // stack.total for count, stack in kinds if stack.total)
 
@@ -125,7 +120,7 @@ class BlockAllocator:
 
     def has(self, count: BlockCount) -> bool:
         """Return whether this number of each kind is free and not withheld."""
-        stacks = zip(self._stacks, self._cached, strict=True)
+        stacks = zip(self._stacks, self.cached, strict=True)
         return count.fits(stack.count + cached for stack, cached in stacks)
 
     def count(self, blocks: IntArray) -> BlockCount:
@@ -140,13 +135,9 @@ class BlockAllocator:
     # -- taking and returning ------------------------------------------------------------------------------------
 
     def allocate(self, n: int, kinds: IntArray | None = None) -> IntArray:
-        """Take n blocks, each with one holder. Returns their ids, int32 [n].
+        """Take n blocks, each with one holder, of `kinds`, int64 [n]; None: all of the first. Returns ids, int32 [n].
 
-        Args:
-            kinds: int64 [n], of which kind each is; None: all of the first.
-
-        Raises:
-            OutOfBlocksError: fewer than that are free; nothing is taken.
+        Raises OutOfBlocksError: fewer than that are free; nothing is taken.
         """
         wanted = BlockCount((n,))
         if kinds is not None:
@@ -171,7 +162,6 @@ class BlockAllocator:
         return blocks
 
     def allocate_like(self, blocks: IntArray) -> IntArray:
-        """Take as many blocks as `blocks`, int32 [n], each of the same kind; as `allocate`."""
         return self.allocate(len(blocks), self.kind_of(blocks) if len(self._stacks) > 1 else None)
 
     def share(self, blocks: IntArray) -> None:
@@ -199,10 +189,7 @@ class BlockAllocator:
         self._push(blocks[self.holders[blocks] == 0])
 
     def check_integrity(self, holders: IntArray) -> None:
-        """Assert that every block is either free or counted once per holder.
-
-        `holders`, int64 [num_blocks]: how many table entries name each block.
-        """
+        """Assert that every block is free or counted once per holder; holders: table entries of each, [num_blocks]."""
         stacks = [stack.ids[: stack.count] for stack in self._stacks]
         free = np.concatenate(stacks)
         assert len(np.unique(free)) == len(free), "a block is free twice"
@@ -216,7 +203,7 @@ class BlockAllocator:
             "a block is neither free nor held"
         )
         cached = np.flatnonzero(self.indexed & (holders == 0)).astype(np.int32)
-        assert self._cached == self.count(cached), "cached blocks are miscounted"
+        assert self.cached == self.count(cached), "cached blocks are miscounted"
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -224,7 +211,7 @@ class BlockAllocator:
         """Count those of `blocks` that only the index holds as cached, or (-1) no longer."""
         if self._num_indexed:
             count = self.count(blocks[self.indexed[blocks] & (self.holders[blocks] == 1)])
-            self._cached = self._cached.plus(count) if sign > 0 else self._cached.minus(count)
+            self.cached = self.cached.plus(count) if sign > 0 else self.cached.minus(count)
 
     def _push(self, freed: IntArray) -> None:
         if len(self._stacks) == 1:

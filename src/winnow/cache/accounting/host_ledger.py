@@ -11,11 +11,7 @@ class OutOfHostMemoryError(RuntimeError):
 
 
 class HostTierError(RuntimeError):
-    """Copies to or from host memory that were not made; all else of their update was done.
-
-    Attributes:
-        host_ids: of the copies.
-    """
+    """Copies to or from host memory that were not made; all else of their update was done."""
 
     def __init__(self, host_ids: Iterable[int], reason: str) -> None:
         self.host_ids, self._reason = frozenset(host_ids), reason
@@ -26,29 +22,15 @@ class HostTierError(RuntimeError):
 
 
 class HostCopy(NamedTuple):
-    """A sequence in host memory.
+    """A sequence in host memory."""
 
-    Attributes:
-        lengths: KVs of its rows, int32 [layers, heads].
-        num_blocks: over all rows.
-        nbytes: of the blocks, and of what else is kept of the sequence.
-    """
-
-    lengths: IntArray
+    lengths: IntArray  # KVs of its rows, int32 [layers, heads]
     num_blocks: int
-    nbytes: int
+    nbytes: int  # of the blocks, and of what else is kept of the sequence
 
 
 class HostLedger:
-    """Copies of sequences in host memory, by ids that are never used twice.
-
-    Args:
-        limit: bytes that all copies together may take; 0: there is no host tier.
-
-    Attributes:
-        copies: by id.
-        used_bytes: of all of them; peak_bytes: most so far.
-    """
+    """Copies of sequences in host memory, `limit` bytes at most (0: no host tier), by ids that are never used twice."""
 
     def __init__(self, layout: CacheLayout, limit: int) -> None:
         self.limit = limit
@@ -79,7 +61,6 @@ class HostLedger:
         self.used_bytes -= self.copies.pop(host_id).nbytes
 
     def check_integrity(self) -> None:
-        assert self.used_bytes == sum(copy.nbytes for copy in self.copies.values()), (
-            "host bytes are miscounted"
-        )
+        held = sum(copy.nbytes for copy in self.copies.values())
+        assert self.used_bytes == held, "host bytes are miscounted"
         assert self.used_bytes <= self.limit, "the host tier holds more than its limit"

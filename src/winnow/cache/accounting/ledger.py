@@ -13,7 +13,7 @@ from winnow.cache.accounting.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.accounting.host_ledger import HostLedger
 from winnow.cache.accounting.prefix_index import PrefixIndex
 from winnow.cache.accounting.prefix_rows import PrefixRows
-from winnow.cache.accounting.row_tables import Demand, Growth, PendingUpdate, RowTables, SlidingWindows
+from winnow.cache.accounting.row_tables import Demand, Growth, PendingUpdate, RowTables
 from winnow.cache.accounting.shared_blocks import SharedBlocks
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.layout import CacheLayout, IntArray, ceil_div
@@ -22,16 +22,10 @@ from winnow.cache.update import CacheUpdate, CopyDiscarded, RowsRestored, RowsSa
 
 @dataclass(frozen=True, eq=False)
 class Holdings:
-    """Contents of the memory that follows a ledger, once all updates are applied.
+    """Contents of the memory that follows a ledger, once all updates are applied."""
 
-    Attributes:
-        lengths: int32 [max_num_seqs, layers, heads].
-        pages, blocks: of each slot that holds any, as its tables have them.
-        host_ids, host_bytes: of copies in host memory.
-    """
-
-    lengths: IntArray
-    pages: Mapping[int, IntArray]
+    lengths: IntArray  # int32 [max_num_seqs, layers, heads]
+    pages: Mapping[int, IntArray]  # of each slot that holds any, as its tables have them, and so blocks
     blocks: Mapping[int, IntArray]
     host_ids: frozenset[int]
     host_bytes: int
@@ -46,8 +40,6 @@ class Ledger:
 
     Attributes:
         lengths: int32 [max_num_seqs, layers, heads], KVs of each row.
-        prefixes: which blocks hold the KVs of which prefix.
-        prefix_rows: moves blocks between the index and sequences.
         host: copies of sequences in host memory, of at most `host_bytes`.
     """
 
@@ -62,7 +54,6 @@ class Ledger:
         self.prefixes = PrefixIndex(layout, self.allocator, size.prefix_state_bytes(layout))
         self.prefix_rows = PrefixRows(self._rows, self._shared, self.prefixes)
         self.host = HostLedger(layout, host_bytes)
-        self._windows = SlidingWindows(layout)
         self._is_even = bool(layout.has_row.all())
         self._free_slots = list(range(size.max_num_seqs))[::-1]
 
@@ -83,12 +74,12 @@ class Ledger:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the device that the blocks in use take."""
+        """Device bytes of the blocks in use."""
         return self.layout.device_bytes(self.allocator.held)
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of the device that blocks take which only the index holds."""
+        """Device bytes of the blocks that only the index holds."""
         return self.layout.device_bytes(self.allocator.cached)
 
     @property
@@ -126,9 +117,7 @@ class Ledger:
         return self._rows.has_room_for(demand)
 
     def can_open(self, num_kvs: int) -> bool:
-        """Return whether there are a slot and table pages for a new sequence of `num_kvs` KVs a row.
-
-        Blocks are not asked.
+        """Return whether there are a slot and table pages for a new sequence of `num_kvs` KVs a row; no block is asked.
 
         Sequences that share blocks have tables of their own, so pages can be short where blocks are not. One sequence
         alone never lacks pages (`CacheSize.of_blocks`), so an expected row beyond all of them asks for all.
@@ -141,9 +130,7 @@ class Ledger:
         return int(self._rows.num_blocks(slot).sum())
 
     def num_freed_by(self, slot: int) -> int:
-        """Return the number of blocks that closing a sequence would free: those held by it alone, or by it and the
-        index.
-        """
+        """Return how many blocks closing a sequence would free: those held by it alone, or by it and the index."""
         blocks = self.blocks_of(slot)
         return int((self.allocator.holders[blocks] - self.allocator.indexed[blocks] == 1).sum())
 
@@ -238,10 +225,8 @@ class Ledger:
     def own_front(self, slot: int, lengths: IntArray) -> None:
         """Make a sequence the only holder of the blocks that `shrink` to `lengths`, [layers, heads], would leave it.
 
-        What others hold is copied. Where memory lacks for that, the index forgets its blocks.
-
-        Raises:
-            OutOfBlocksError: other sequences hold too many for copies to find room.
+        What others hold is copied. Where memory lacks for that, the index forgets its blocks. Raises OutOfBlocksError:
+        other sequences hold too many for copies to find room.
         """
         if self._shared.own_front(slot, lengths):
             return
@@ -250,12 +235,9 @@ class Ledger:
             raise OutOfBlocksError(f"no room for copies of the first blocks of slot {slot}")
 
     def shrink(self, slots: Sequence[int], lengths: IntArray) -> IntArray:
-        """Cut rows to `lengths`, [B, layers, heads], at most their present lengths.
+        """Cut rows to `lengths`, [B, layers, heads]. Returns how many blocks fewer each sequence holds, int64 [B].
 
         What the rows keep has been moved to their front. Blocks and table pages past it are given back.
-
-        Returns:
-            How many blocks fewer each sequence holds, int64 [B].
         """
         slot_array = np.asarray(slots, dtype=np.int64)
         held = self.lengths[slot_array]
@@ -282,11 +264,11 @@ class Ledger:
         The rows hold the last KVs of their sequences, in order. The blocks behind take the place of those that go.
         Sequences with reserved blocks keep them.
         """
-        if not self._windows.any or not len(slots):
+        if not self.layout.has_windows or not len(slots):
             return
         reserved = self._rows.reserved
         slots = [slot for slot in slots if not reserved[slot]] if reserved.any() else slots
-        num_blocks = self._windows.num_passed(self.lengths[np.asarray(slots, dtype=np.int64), :, 0])
+        num_blocks = self.layout.blocks_passed(self.lengths[np.asarray(slots, dtype=np.int64), :, 0])
         for i in np.flatnonzero(num_blocks.any(axis=1)).tolist():
             self._rows.drop_front(slots[i], num_blocks[i])
 
@@ -303,15 +285,10 @@ class Ledger:
     # -- host tier -----------------------------------------------------------------------------------------------
 
     def save(self, slot: int, state_bytes: int = 0) -> int:
-        """Copy all rows of a sequence to host memory. The sequence stays as it is. Returns the copy's id.
+        """Copy all rows of a sequence, which stays as it is, to host memory. The copy shares no block. Returns its id.
 
-        The copy is private: it has the content of blocks that others hold too, and shares none.
-
-        Args:
-            state_bytes: of what else the executor keeps of the sequence, which travels with it.
-
-        Raises:
-            OutOfHostMemoryError: the host tier has no room for it; nothing has changed.
+        `state_bytes` are those of what else the executor keeps of the sequence, which travels with it. Raises
+        OutOfHostMemoryError: the host tier has no room for it; nothing has changed.
         """
         assert not self._changes.restores(slot), "a sequence is saved after the update that restores it"
         blocks = self.blocks_of(slot)

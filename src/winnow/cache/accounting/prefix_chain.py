@@ -23,14 +23,14 @@ class PrefixChain:
         self._block_size = block_size
         self._seed = sha256(salt.encode(errors="surrogatepass")).digest()
         self._last = self._seed
+        # Key and tokens of each block.
         self.links: list[tuple[PrefixKey, tuple[int, ...]]] = []
-        """Key and tokens of each block."""
+        # Numbers of tokens after which other sequences differ, so that a state after them is worth keeping.
         self.branches: set[int] = set()
-        """Numbers of tokens after which other sequences differ, so that a state after them is worth keeping."""
+        # Keys and rules of snapshots that may be there, by number of tokens, most first.
         self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
-        """Keys and rules of snapshots that may be there, by number of tokens, most first."""
+        # The same of those that a round may compress once more, what the last round left first.
         self.earlier: list[tuple[PrefixKey, Hashable]] = []
-        """The same of those that a round may compress once more, what the last round left first."""
 
     def fork(self) -> "PrefixChain":
         child = PrefixChain(self.salt, self._block_size)
@@ -62,12 +62,9 @@ class PrefixChain:
 
     def snapshot_key(self, token_ids: Sequence[int], rule: bytes) -> PrefixKey:
         """Return the key of the state after `token_ids`, which the chain begins with, under a rule of this digest."""
-        length = len(token_ids).to_bytes(8, "little")
-        return sha256(b"snapshot" + self._digest_of(token_ids) + length + rule).digest()
-
-    def _digest_of(self, token_ids: Sequence[int]) -> PrefixKey:
-        whole = len(token_ids) // self._block_size
-        return _digest(self.key_after(whole), token_ids[whole * self._block_size :])
+        whole, length = len(token_ids) // self._block_size, len(token_ids).to_bytes(8, "little")
+        state = _digest(self.key_after(whole), token_ids[whole * self._block_size :])
+        return sha256(b"snapshot" + state + length + rule).digest()
 
 
 def _digest(before: PrefixKey, tokens: Sequence[int]) -> PrefixKey:
@@ -76,9 +73,7 @@ def _digest(before: PrefixKey, tokens: Sequence[int]) -> PrefixKey:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The KVs of a sequence right after a round.
-
-    Nothing changes them: a sequence that begins with them copies what it changes.
+    """The KVs of a sequence right after a round. A sequence that begins with them copies what it changes.
 
     The blocks count as KV memory. What lies beside them on the host counts nowhere: 8 bytes a token, 4 a row and 4 a
     block, and a sum of each row's keys under scores that use it. A snapshot has at least a block in some row, so
@@ -102,14 +97,9 @@ class Snapshot:
 
     @classmethod
     def of(
-        cls,
-        key: PrefixKey,
-        token_ids: Sequence[int],
-        rule: Hashable,
-        lengths: IntArray,
-        blocks: IntArray,
+        cls, key: PrefixKey, token_ids: Sequence[int], rule: Hashable, lengths: IntArray, blocks: IntArray,
         num_rounds: int = 1,
-    ) -> "Snapshot":
+    ) -> "Snapshot":  # fmt: skip
         return cls(key, np.array(token_ids, dtype=np.int64), rule, lengths.copy(), blocks, num_rounds)
 
     @property
@@ -145,25 +135,19 @@ PrefixEvent = PrefixStored | PrefixRemoved
 
 
 class PrefixLog:
-    """Recorder of events until they are read.
-
-    Tails, which fill no block, are left out: who routes counts whole blocks.
-    """
+    """Recorder of events until they are read. Tails, which fill no block, are left out: routers count whole blocks."""
 
     def __init__(self) -> None:
         self._events: list[PrefixEvent] = []
-        self._roots: dict[PrefixKey, str] = {}
-        """Salt of chains, by the key before their first block."""
+        self._roots: dict[PrefixKey, str] = {}  # salt of chains, by the key before their first block
+        # Key before the first block, of each block that was stored and of each compressed prefix.
         self._root_of: dict[PrefixKey, PrefixKey] = {}
-        """Key before the first block, of each block that was stored and of each compressed prefix."""
 
     def name_root(self, root: PrefixKey, salt: str) -> None:
         self._roots[root] = salt
 
     def store(self, key: PrefixKey, before: PrefixKey, token_ids: tuple[int, ...]) -> None:
-        """Record a whole block of tokens. Without effect if its parent is not recorded, since no lookup reaches it
-        then.
-        """
+        """Record a whole block of tokens, unless its parent is not recorded: no lookup reaches it then."""
         root = before if before in self._roots else self._root_of.get(before)
         if root is not None:
             self._root_of[key] = root

@@ -1,5 +1,4 @@
-"""Index of the blocks that hold the KVs of prefixes, so that a later request with the same prefix need not compute
-them.
+"""Index of the blocks that hold the KVs of prefixes, which later requests need not compute again.
 
 A prefix is a chain of blocks of tokens. Each has a key: SHA-256 over the key before it and the block's token ids. The
 first key comes from a salt, so requests share nothing unless they share a salt. For each block of tokens the index
@@ -33,19 +32,12 @@ _COMPARED = 64
 """Blocks, those found last, that are compared token by token behind the whole ones."""
 
 
-class _Entry(NamedTuple):
-    token_ids: tuple[int, ...]  # the block's own
-    blocks: IntArray  # int32 [rows]
-
-
 class PrefixLink(NamedTuple):
     """A known block of tokens."""
 
     token_ids: tuple[int, ...]
-    blocks: IntArray
-    """int32 [rows]."""
-    resumable: bool
-    """The states of layers after it are kept."""
+    blocks: IntArray  # int32 [rows]
+    resumable: bool  # the states of layers after it are kept
 
 
 class PrefixIndex:
@@ -59,8 +51,7 @@ class PrefixIndex:
         state_limit: bytes that states of all prefixes may take (`SlotState`).
 
     Attributes:
-        num_asked_tokens: of prompts that were looked up.
-        num_hit_tokens: of those, how many were found.
+        num_asked_tokens: of prompts that were looked up; num_hit_tokens: how many of them were found.
         num_forgotten: blocks of tokens and snapshots that it no longer holds.
         discard_state: called with a key under which a state was kept, when that is forgotten.
         log: records what is learnt and forgotten; None: nobody asks.
@@ -76,14 +67,12 @@ class PrefixIndex:
         self.log: PrefixLog | None = None
         allocator.reclaim = self.reclaim
         # Least recently used first. A chain's end stands before its front, and is taken back first.
-        self._entries: OrderedDict[PrefixKey, _Entry | Snapshot] = OrderedDict()
+        self._entries: OrderedDict[PrefixKey, PrefixLink | Snapshot] = OrderedDict()
         self._key_of: dict[int, PrefixKey] = {}  # by a chain link's block in the first row
-        self._resumable: set[PrefixKey] = set()  # after which the layers' states are kept
-        self._following: dict[
-            PrefixKey, dict[PrefixKey, None]
-        ] = {}  # links of chains, by the key before them
+        # Links of chains, by the key before them.
+        self._following: dict[PrefixKey, dict[PrefixKey, None]] = {}
         self._before: dict[PrefixKey, PrefixKey] = {}
-        self._snapshots: dict[PrefixKey, Snapshot] = {}
+        self.snapshots: dict[PrefixKey, Snapshot] = {}
         self._wanted: set[PrefixKey] = set()
         self._pinned: frozenset[PrefixKey] = frozenset()
         self._kept: set[PrefixKey] = set()
@@ -94,29 +83,16 @@ class PrefixIndex:
         return len(self._entries)
 
     @property
-    def snapshots(self) -> list[Snapshot]:
-        return list(self._snapshots.values())
-
-    @property
-    def has_snapshots(self) -> bool:
-        return bool(self._snapshots)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the blocks that the index holds, alone or with sequences, without keys, tokens and lengths."""
-        return sum(
-            self._layout.device_bytes(self._allocator.count(entry.blocks)) for entry in self._entries.values()
-        )
+        return self.bytes_of(self._entries)
 
     def match(self, chain: PrefixChain, limit: int) -> list[PrefixKey]:
-        """Return the keys of the longest known prefix of at most `limit` tokens.
-
-        Tokens are compared: a hash that two prefixes share gives no wrong answer.
-        """
+        """Return the keys of the longest known prefix of at most `limit` tokens. Tokens are compared, beside hashes."""
         found = []
         for key, tokens in chain.links[: max(limit, 0) // self._layout.block_size]:
             entry = self._entries.get(key)
-            if not isinstance(entry, _Entry) or entry.token_ids != tokens:
+            if not isinstance(entry, PrefixLink) or entry.token_ids != tokens:
                 break
             found.append(key)
         return found
@@ -124,12 +100,7 @@ class PrefixIndex:
     def longest_resumable(
         self, chain: PrefixChain, known: Sequence[PrefixKey], token_ids: Sequence[int], limit: int
     ) -> list[PrefixKey]:
-        """Return, of a known prefix, the longest part after which layers' states are kept, of at most `limit` tokens.
-
-        Args:
-            known: as `match` found it.
-            token_ids: those of `chain`; a tail may follow on whole blocks.
-        """
+        """Return the longest prefix of what `match` found, or a tail on it, after which layers' states are kept."""
         size = self._layout.block_size
         for count in range(len(known), -1, -1):
             first = count * size
@@ -142,19 +113,14 @@ class PrefixIndex:
             ]
             if tails:
                 return [*known[:count], max(tails)[1]]
-            if count and known[count - 1] in self._resumable:
+            if count and self._is_resumable(known[count - 1]):
                 return list(known[:count])
         return []
 
     def common_tail(
         self, chain: PrefixChain, known: Sequence[PrefixKey], token_ids: Sequence[int], limit: int
     ) -> tuple[PrefixKey, int] | None:
-        """Find the block behind a known prefix that shares most tokens with the given ones. Returns it with their
-        number, or None.
-
-        Args:
-            known: whole blocks, as `match` found them; the others as in `longest_resumable`.
-        """
+        """Return the block behind `known` whole ones that shares most tokens with `token_ids`, and their number."""
         first = len(known) * self._layout.block_size
         wanted = token_ids[first : min(first + self._layout.block_size, limit)]
         longest = 0, b""
@@ -202,19 +168,17 @@ class PrefixIndex:
             Whether it was new, and there was room for its state.
         """
         if key in self._entries:
-            if not resumable or key in self._resumable:
+            if not resumable or self._is_resumable(key):
                 return False
-            self._forget(key)
+            self.drop(key)
         if not self._count_state(key, state_bytes):
             return False
-        if resumable:
-            self._resumable.add(key)
         if before is not None:
             self._before[key] = before
             self._following.setdefault(before, {})[key] = None
         if self.log is not None and before is not None and len(token_ids) == self._layout.block_size:
             self.log.store(key, before, token_ids)
-        self._entries[key] = _Entry(token_ids, blocks)
+        self._entries[key] = PrefixLink(token_ids, blocks, resumable)
         self._key_of[int(blocks[0])] = key
         self._allocator.index(blocks)
         return True
@@ -224,17 +188,18 @@ class PrefixIndex:
 
     def link(self, key: PrefixKey) -> PrefixLink | None:
         entry = self._entries.get(key)
-        return PrefixLink(*entry, key in self._resumable) if isinstance(entry, _Entry) else None
+        return entry if isinstance(entry, PrefixLink) else None
+
+    def _is_resumable(self, key: PrefixKey) -> bool:
+        entry = self._entries[key]
+        return isinstance(entry, PrefixLink) and entry.resumable
 
     def columns(self, keys: Sequence[PrefixKey]) -> IntArray:
         return np.stack([self._entries[key].blocks for key in keys])
 
-    def find_snapshot(self, key: PrefixKey) -> Snapshot | None:
-        return self._snapshots.get(key)
-
     def snapshot(self, key: PrefixKey, token_ids: Sequence[int], rule: Hashable) -> Snapshot | None:
         """Return the snapshot of that key, if it is of these tokens and this rule: both are compared."""
-        found = self._snapshots.get(key)
+        found = self.snapshots.get(key)
         if found is None or found.rule != rule or not np.array_equal(found.token_ids, token_ids):
             return None
         return found
@@ -246,18 +211,15 @@ class PrefixIndex:
         assert not self._allocator.indexed[snapshot.blocks].any(), "two prefixes would hold a block"
         if not self._count_state(snapshot.key, self._layout.prefix_state_bytes(snapshot.num_tokens)):
             return False
-        self._entries[snapshot.key] = self._snapshots[snapshot.key] = snapshot
+        self._entries[snapshot.key] = self.snapshots[snapshot.key] = snapshot
         self._allocator.index(snapshot.blocks)
         if self.log is not None:
             self.log.store_compressed(snapshot.key, tuple(snapshot.token_ids.tolist()), snapshot.rule)
         return True
 
-    def drop(self, key: PrefixKey) -> None:
-        self._forget(key)
-
     def want(self, keys: Iterable[PrefixKey]) -> None:
         """Mark the snapshots of these keys, if in the index, as wanted: they are evicted for room last."""
-        self._wanted = self._snapshots.keys() & keys
+        self._wanted = self.snapshots.keys() & keys
 
     def pin(self, keys: Iterable[PrefixKey]) -> None:
         """Pin these keys alone: they are evicted for room after keys that are neither pinned nor wanted."""
@@ -287,12 +249,12 @@ class PrefixIndex:
 
     def bytes_of(self, keys: Iterable[PrefixKey]) -> int:
         """Return device bytes of the blocks under these keys; keys that are not in the index count 0."""
-        blocks = [self._entries[key].blocks for key in keys if key in self._entries]
-        return self._layout.device_bytes(self._allocator.count(np.concatenate(blocks))) if blocks else 0
+        blocks = self.blocks_of([key for key in keys if key in self._entries])
+        return self._layout.device_bytes(self._allocator.count(blocks))
 
     def num_wanted(self, without: Collection[PrefixKey]) -> int:
         """Return how many blocks of wanted snapshots, those of the keys `without` excluded, only the index holds."""
-        blocks = [self._snapshots[key].blocks for key in self._wanted.difference(without)]
+        blocks = [self.snapshots[key].blocks for key in self._wanted.difference(without)]
         return sum(int((self._allocator.holders[each] == 1).sum()) for each in blocks)
 
     def num_held(self, blocks: IntArray) -> int:
@@ -309,10 +271,9 @@ class PrefixIndex:
                 self._entries.move_to_end(key)
 
     def reclaim(self, enough: Callable[[], bool]) -> None:
-        """Forget prefixes that only the index holds, until `enough` blocks are free again.
+        """Forget prefixes that only the index holds, and only then those in use, until `enough` blocks are free again.
 
-        Only then those in use: of a snapshot, or where a window has passed, some blocks may be the index's
-        alone.
+        Of a snapshot in use, or where a window has passed, some blocks may be the index's alone.
         """
         none = frozenset[PrefixKey]()
         spare: list[AbstractSet[PrefixKey]] = [self._wanted | self._pinned, self._wanted, none, none]
@@ -324,7 +285,7 @@ class PrefixIndex:
                 key = next(iter(self._entries))
                 holders = self._allocator.holders[self._entries[key].blocks]
                 if key not in spared and ((holders == 1).any() if in_use else (holders == 1).all()):
-                    self._forget(key)
+                    self.drop(key)
                 else:
                     self._entries.move_to_end(key)
 
@@ -333,29 +294,25 @@ class PrefixIndex:
         keys = {self._key_of[block] for block in blocks.tolist() if block in self._key_of}
         mine = np.zeros(self._allocator.num_blocks, dtype=np.bool_)
         mine[blocks] = True
-        keys.update(key for key, snapshot in self._snapshots.items() if mine[snapshot.blocks].any())
+        keys.update(key for key, snapshot in self.snapshots.items() if mine[snapshot.blocks].any())
         for key in keys - self._kept:
-            self._forget(key)
+            self.drop(key)
 
     def clear(self) -> None:
         for key in list(self._entries):
-            self._forget(key)
+            self.drop(key)
 
     def check_integrity(self) -> None:
-        blocks = [entry.blocks for entry in self._entries.values()]
-        held = np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int32)
+        held, marked = self.blocks_of([*self._entries]), np.flatnonzero(self._allocator.indexed)
         assert len(np.unique(held)) == len(held), "two prefixes hold a block"
-        assert np.array_equal(np.sort(held), np.flatnonzero(self._allocator.indexed)), (
-            "a held block is not marked"
-        )
-        assert self._num_state_bytes == sum(self._state_bytes.values()) <= self._state_limit, (
-            "states are miscounted"
-        )
+        assert np.array_equal(np.sort(held), marked), "a held block is not marked"
+        counted = sum(self._state_bytes.values())
+        assert self._num_state_bytes == counted <= self._state_limit, "states are miscounted"
         assert self._state_bytes.keys() <= self._entries.keys(), "a state is kept of no prefix"
-        assert self._resumable <= self._state_bytes.keys(), "the state after a prefix is not counted"
-        assert len(self._key_of) + len(self._snapshots) == len(self._entries), (
-            "a prefix is not found by its block"
-        )
+        resumable = set(filter(self._is_resumable, self._entries))
+        assert resumable <= self._state_bytes.keys(), "the state after a prefix is not counted"
+        found = len(self._key_of) + len(self.snapshots)
+        assert found == len(self._entries), "a prefix is not found by its block"
 
     def _count_state(self, key: PrefixKey, nbytes: int) -> bool:
         """Count the state of a new prefix, and forget others until it has room. False: it is too large."""
@@ -370,19 +327,20 @@ class PrefixIndex:
 
     def _drop_state(self, key: PrefixKey) -> None:
         """Forget a state, and with it the prefix, unless later states need its blocks."""
-        is_tail = len(self._entries[key].token_ids) < self._layout.block_size
-        if key in self._resumable and not is_tail and not self._layout.wide.any:
+        entry = self._entries[key]
+        is_tail = len(entry.token_ids) < self._layout.block_size
+        if isinstance(entry, PrefixLink) and entry.resumable and not is_tail and not self._layout.wide.any:
+            self._entries[key] = entry._replace(resumable=False)
             self._discard(key)
         else:
-            self._forget(key)
+            self.drop(key)
 
     def _discard(self, key: PrefixKey) -> None:
-        self._resumable.discard(key)
         if key in self._state_bytes:
             self._num_state_bytes -= self._state_bytes.pop(key)
             self.discard_state(key)
 
-    def _forget(self, key: PrefixKey) -> None:
+    def drop(self, key: PrefixKey) -> None:
         entry = self._entries.pop(key)
         if self.log is not None:
             self.log.remove(key)
@@ -396,7 +354,7 @@ class PrefixIndex:
         if key in self._kept:
             self._kept.remove(key)
             self._allocator.release(entry.blocks)
-        if self._snapshots.pop(key, None) is None:
+        if self.snapshots.pop(key, None) is None:
             del self._key_of[int(entry.blocks[0])]
         else:
             self.discard_state(key)  # also what counts nowhere

@@ -23,13 +23,10 @@ class PrefixRows:
     # -- into rows -----------------------------------------------------------------------------------------------
 
     def adopt(self, slot: int, keys: Sequence[PrefixKey], num_tokens: int | None = None) -> None:
-        """Give an open, empty sequence the blocks of a known prefix. A partly filled last block is copied.
+        """Give an open, empty sequence the blocks of a known prefix, of which it takes `num_tokens` tokens; None: all.
 
-        Args:
-            num_tokens: of the prefix; None: all that the blocks hold.
-
-        Raises:
-            OutOfBlocksError: there are not enough table pages; nothing has changed.
+        A partly filled last block is copied. Raises OutOfBlocksError: there are not enough table pages; nothing has
+        changed.
         """
         rows = self._rows
         if not keys:
@@ -38,7 +35,7 @@ class PrefixRows:
         lengths = rows.layout.even_rows(self._index.num_tokens(keys) if num_tokens is None else num_tokens)
         self._require_pages(slot, lengths)
         if rows.layout.has_prefix_state:
-            self._restore_states(slot, keys)
+            rows.changes.copies.append(StateRestored(slot, tuple(keys)))
         self._begin(slot, lengths, self._index.hold(keys).T.ravel(), keys)
 
     def resume(self, slot: int, snapshot: Snapshot) -> None:
@@ -47,11 +44,8 @@ class PrefixRows:
         self._require_pages(slot, snapshot.lengths)
         self._index.touch([snapshot.key])
         self._rows.allocator.share(snapshot.blocks)
-        self._restore_states(slot, [snapshot.key])
+        self._rows.changes.copies.append(StateRestored(slot, (snapshot.key,)))
         self._begin(slot, snapshot.lengths, snapshot.blocks.copy(), [snapshot.key])
-
-    def _restore_states(self, slot: int, keys: Sequence[PrefixKey]) -> None:
-        self._rows.changes.copies.append(StateRestored(slot, tuple(keys)))
 
     def _begin(self, slot: int, lengths: IntArray, blocks: IntArray, keys: Sequence[PrefixKey]) -> None:
         """Fill the rows of a sequence with shared blocks of the prefix `keys`, copying partly filled ones."""
@@ -89,14 +83,10 @@ class PrefixRows:
         resumable: bool = False,
         before: PrefixKey | None = None,
     ) -> None:
-        """Add block `index` of a sequence's rows, counted from its first token, to the index.
-
-        It holds the KVs of `token_ids`, as they were computed.
+        """Add block `index` of a sequence's rows, counted from its first token, to the index, as `PrefixIndex.put`.
 
         Args:
             num_computed: tokens of the sequence that its rows end with; None: as many as the longest row has.
-            resumable: with the states of layers, which are those after these tokens.
-            before: the key before it, behind which its first tokens are found.
         """
         lengths = self._rows.lengths[[slot]]
         computed = lengths.max() if num_computed is None else num_computed
@@ -141,21 +131,16 @@ class PrefixRows:
     # -- from elsewhere ------------------------------------------------------------------------------------------
 
     def take_blocks_for(self, lengths: IntArray) -> IntArray | None:
-        """Return blocks for rows of `lengths` KVs, [layers, heads], that come from elsewhere.
+        """Return blocks, int32 [n], for rows of `lengths` KVs, [layers, heads], from elsewhere; None: memory lacks.
 
-        They go to `keep_snapshot`, or back to the allocator.
-
-        Returns:
-            int32 [n]; None: memory lacks.
+        They go to `keep_snapshot` or `keep_run`, or back to the allocator.
         """
         layout, allocator = self._rows.layout, self._rows.allocator
         num_blocks = layout.row_blocks(lengths)
         count = layout.by_kind(num_blocks)
-        return (
-            allocator.allocate(count.total, layout.kinds_of(num_blocks[None]))
-            if allocator.has(count)
-            else None
-        )
+        if not allocator.has(count):
+            return None
+        return allocator.allocate(count.total, layout.kinds_of(num_blocks[None]))
 
     def keep_snapshot(self, snapshot: Snapshot) -> bool:
         """Add a snapshot to the index, whose filled blocks came from `take_blocks_for`; the index is their only holder.
@@ -174,8 +159,7 @@ class PrefixRows:
         """Add blocks of consecutive tokens to the index, their only holder.
 
         Args:
-            first: number of the first of them in its prefix.
-            before: key of the prefix before them.
+            first: number of the first of them in its prefix, whose key `before` is that of the prefix before them.
             links: key, tokens and whether the states of layers after it come along, of each.
             blocks: as `take_blocks_for` gave them, and filled now.
 

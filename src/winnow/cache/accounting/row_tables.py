@@ -69,11 +69,9 @@ class TablePages:
         return self.page_table[slot, : self._num_pages[slot]]
 
     def index(self, slots: IntArray, first: IntArray, last: IntArray) -> IntArray:
-        """Return where the entries first <= j < last of each row lie in the flattened `entries`, int64 [n], row by row.
+        """Return where the entries first <= j < last of each row, [B, layers, heads], lie in the flattened `entries`.
 
-        Args:
-            slots: int64 [B].
-            first: [B, layers, heads]; last: likewise.
+        Slots are int64 [B], the result int64 [n], row by row.
         """
         counts = (last - first).ravel()
         rows = np.repeat(np.arange(counts.size), counts)
@@ -86,9 +84,8 @@ class TablePages:
 
     def check_integrity(self) -> None:
         owned = [page for slot in range(len(self._num_pages)) for page in self.of(slot).tolist()]
-        assert sorted(owned + self._free_pages) == list(range(len(self.entries))), (
-            "a page is lost or owned twice"
-        )
+        pages = list(range(len(self.entries)))
+        assert sorted(owned + self._free_pages) == pages, "a page is lost or owned twice"
 
 
 class Demand(NamedTuple):
@@ -117,11 +114,7 @@ class Growth(NamedTuple):
 
 
 class PendingUpdate:
-    """Builder of the next `CacheUpdate` while a ledger changes; it has the same fields.
-
-    Attributes:
-        paged: slots whose table pages changed.
-    """
+    """Builder of the next `CacheUpdate` while a ledger changes; `paged` are slots whose table pages changed."""
 
     def __init__(self) -> None:
         self.closed: list[int] = []
@@ -192,7 +185,7 @@ class RowTables:
     # -- what rows hold ------------------------------------------------------------------------------------------
 
     def num_blocks(self, slot: int) -> IntArray:
-        """Return of each row of a sequence, reserved ones included, [layers, heads]."""
+        """Return the blocks of each row of a sequence, reserved ones included, [layers, heads]."""
         return self.num_blocks_of(np.array([slot]), self.lengths[[slot]])[0]
 
     def num_blocks_of(self, slots: IntArray, lengths: IntArray) -> IntArray:
@@ -279,11 +272,7 @@ class RowTables:
         return self.growth(np.array([slot]), lengths[None]).demand.pages <= self.pages.num_free
 
     def hold(self, slot: int, lengths: IntArray, blocks: IntArray) -> None:
-        """Enter `blocks` in the rows of an empty sequence, which their reference counts already include.
-
-        Args:
-            lengths: KVs of its rows, int32 [layers, heads].
-        """
+        """Enter `blocks` in rows of `lengths` KVs, int32 [layers, heads], of an empty sequence, a holder of them."""
         growth = self.growth(np.array([slot], dtype=np.int64), lengths[None])
         self.changes.paged.update(self.pages.grow(growth.slots, growth.pages))
         num_blocks = self.layout.row_blocks(growth.lengths)
@@ -301,8 +290,7 @@ class RowTables:
         moved = self.blocks([slot], dropped[None], (dropped + left)[None])
         self.enter(self.pages.index(slots, none[None], left[None]), moved)
         self.allocator.release(released)
-        lengths = self.lengths[slots] - (dropped * self.layout.block_size).astype(np.int32)
-        self.set_lengths(slots, lengths)
+        self.set_lengths(slots, self.lengths[slots] - (dropped * self.layout.block_size).astype(np.int32))
         self.pages.trim(slot, int(self.num_blocks(slot).max()))
 
     def clear(self, slot: int) -> None:
@@ -318,28 +306,3 @@ class RowTables:
         """Return blocks that each row has at least, int32 [B, layers, heads], or what broadcasts to it."""
         reserved: IntArray = self.reserved[slots, None, None]
         return reserved * self.layout.has_row if reserved.any() else reserved
-
-
-class SlidingWindows:
-    """The windows of a layout's layers.
-
-    Attributes:
-        any: whether any layer has one.
-    """
-
-    def __init__(self, layout: CacheLayout) -> None:
-        windows = layout.windows or (None,) * layout.num_layers
-        self.any = layout.has_windows
-        self._block_size = layout.block_size
-        self._has_window = np.array([window is not None for window in windows])
-        self._windows = np.array([window or 1 for window in windows], dtype=np.int64)
-
-    def num_passed(self, lengths: IntArray) -> IntArray:
-        """Return blocks at the front of rows that no later token sees, int64 [B, layers].
-
-        Args:
-            lengths: [B, layers], the last KVs of a sequence in order; heads of a layer are alike.
-        """
-        # The next token sees itself, and window - 1 KVs before it.
-        passed = np.maximum(lengths - (self._windows - 1), 0)
-        return np.where(self._has_window, passed // self._block_size, 0)

@@ -50,26 +50,24 @@ class SharedBlocks:
             self.discard(slot)
 
     def own_front(self, slot: int, lengths: IntArray) -> bool:
-        """Make a sequence the only holder of the first blocks of its rows, those of `lengths` KVs, [layers, heads].
+        """Make a sequence that is about to be cut to `lengths` KVs, [layers, heads], the only holder of what it keeps.
 
-        The sequence is about to be cut to these blocks, so that it shares nothing then. Returns False, with nothing
-        changed, where there are no blocks for copies.
+        Returns False, with nothing changed, where there are no blocks for copies.
         """
         if slot not in self.slots:
             return True
-        num_blocks = self._rows.layout.row_blocks(lengths)
-        blocks = self._rows.blocks([slot], np.zeros_like(num_blocks)[None], num_blocks[None])
-        shared = blocks[self._rows.allocator.holders[blocks] > 1]
-        if not self._rows.allocator.has(self._rows.allocator.count(shared)):
+        num_blocks, allocator = self._rows.layout.row_blocks(lengths), self._rows.allocator
+        front = np.zeros_like(num_blocks), num_blocks
+        if not allocator.has(allocator.count(self._shared(slot, *front))):
             return False
-        self._copy(slot, np.zeros_like(num_blocks), num_blocks)
+        self._copy(slot, *front)
         return True
 
     def tails(self, slots: Iterable[int]) -> BlockCount:
         """Return what copies of the partly filled last blocks of some sequences take that have other holders."""
         count = BlockCount()
         for slot in self._shared_tail.intersection(slots):
-            count = count.plus(self._rows.allocator.count(self._shared_tails(slot)))
+            count = count.plus(self._rows.allocator.count(self._shared(slot, *self._tail_range(slot))))
         return count
 
     def own_tails(self, slots: Iterable[int]) -> None:
@@ -80,7 +78,12 @@ class SharedBlocks:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _shared_blocks(self, slot: int) -> IntArray:
-        blocks = self._rows.blocks_of(slot)
+        num_blocks = self._rows.layout.row_blocks(self._rows.lengths[slot])
+        return self._shared(slot, np.zeros_like(num_blocks), num_blocks)
+
+    def _shared(self, slot: int, first: IntArray, last: IntArray) -> IntArray:
+        """Return those of the entries first <= j < last of each row, [layers, heads], that have other holders."""
+        blocks = self._rows.blocks([slot], first[None], last[None])
         shared: IntArray = blocks[self._rows.allocator.holders[blocks] > 1]
         return shared
 
@@ -88,12 +91,6 @@ class SharedBlocks:
         """Return the entry of the partly filled last block of each row, half-open; empty where it is full."""
         lengths, layout = self._rows.lengths[slot], self._rows.layout
         return lengths // layout.block_size, layout.row_blocks(lengths)
-
-    def _shared_tails(self, slot: int) -> IntArray:
-        first, last = self._tail_range(slot)
-        blocks = self._rows.blocks([slot], first[None], last[None])
-        shared: IntArray = blocks[self._rows.allocator.holders[blocks] > 1]
-        return shared
 
     def _copy(self, slot: int, first: IntArray, last: IntArray | None = None) -> None:
         """Replace the shared ones among the blocks from `first`, [layers, heads], up to `last` by copies; None: all."""

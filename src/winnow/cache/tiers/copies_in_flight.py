@@ -56,8 +56,7 @@ class CopiesInFlight:
         return waited
 
     def read(self, name: str, index: tuple[Tensor, ...]) -> Tensor:
-        """Return a field at an index into [num_blocks, block_size] or [num_blocks], as the last write left it. Returns
-        [..., length] or [..., block_size, length], on the device."""
+        """Return a field, as the last write left it, at an index into [num_blocks, block_size] or [num_blocks]."""
         field = self.fields[name]
         within = torch.arange(field.shape[1], device=self._device)
         block, offset = index if len(index) == 2 else (index[0][..., None], within)
@@ -79,7 +78,7 @@ class CopiesInFlight:
         return found.view(*shape, -1)
 
     def wait(self, most: int = 0) -> float:
-        """Wait until at most `most` copies are on their way, the oldest first. Returns the seconds that took."""
+        """Wait until at most `most` copies are on their way. Returns the seconds that took."""
         start = time.perf_counter()
         while len(self._copies) > most:
             self._copies.popleft().stored.result()

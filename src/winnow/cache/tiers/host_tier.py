@@ -26,9 +26,6 @@ class HostTier:
 
     Args:
         limit: bytes that blocks may take; what else is kept of a sequence counts in the ledger alone.
-
-    Attributes:
-        nbytes: of all copies.
     """
 
     def __init__(self, pool: KVPool, limit: int) -> None:
@@ -66,12 +63,8 @@ class HostTier:
         self.nbytes += nbytes
 
     def load(self, host_id: int, blocks: IntArray) -> None:
-        """Fill blocks, int32 [n], from a copy, in the order in which it was saved. The copy stays.
-
-        Raises:
-            KeyError: there is no such copy.
-            RuntimeError: memory lacks; the blocks may be half written.
-        """
+        """Fill blocks, int32 [n], from a copy, in the order in which it was saved. The copy stays. Raises KeyError:
+        there is no such copy; RuntimeError: memory lacks, and the blocks may be half written."""
         self.write(blocks, self._copies[host_id])
 
     def read(self, blocks: IntArray) -> Tensor:

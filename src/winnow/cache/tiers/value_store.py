@@ -23,31 +23,27 @@ _EXTENT_BYTES = 2**24
 class ValueStore:
     """The values of blocks that lie on a tier.
 
+    Raises ConfigError: the tier has not the memory, or the directory cannot be written.
+
     Attributes:
         data: uint8 [num_blocks, `BlockKind.tier_bytes`]: pinned where the pool lies on a CUDA device, else ordinary
             memory or that of a file.
-        traffic: what went to and from it.
-
-    Raises:
-        ConfigError: the tier has not the memory, or the directory cannot be written.
     """
 
     def __init__(self, kind: BlockKind, num_blocks: int, device: torch.device | str) -> None:
         assert kind.tier is not None, "there is a tier"
         self.tier: ValueTier = kind.tier
-        self.slot_bytes = sum(field.slot_bytes for field in kind.value_fields)
-        self._block_bytes = kind.tier_bytes
+        self.slot_bytes, self._block_bytes = kind.tier_slot_bytes, kind.tier_bytes
         self.traffic = TierTraffic()
         self._file: int | None = None
-        shape = (num_blocks, kind.tier_bytes)
-        nbytes = num_blocks * kind.tier_bytes
+        shape, nbytes = (num_blocks, kind.tier_bytes), num_blocks * kind.tier_bytes
         if self.tier.path is not None:
             self.data = self._map(self.tier.path, max(nbytes, 1)).narrow(0, 0, nbytes).view(shape)
-        elif torch.device(device).type == "cuda":
-            _require_host_memory(nbytes)
+            return
+        _require_host_memory(nbytes)
+        if torch.device(device).type == "cuda":
             self.data = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         else:
-            _require_host_memory(nbytes)
             self.data = empty_in_large_pages(shape, torch.uint8)
 
     @property

@@ -78,13 +78,13 @@ class FileStore:
                 self._put_keys.update(link.key for link in run)
             first = max(end, first + 1)
         for key, rule in chain.snapshots.values():
-            if isinstance(rule, SequenceEviction) and self._ledger.prefixes.find_snapshot(key) is not None:
+            if isinstance(rule, SequenceEviction) and key in self._ledger.prefixes.snapshots:
                 self.put_snapshot(key)
                 return  # the longest: shorter ones are of use to few
 
     def put_snapshot(self, key: PrefixKey) -> None:
         """Queue a snapshot of the index for writing, unless it is on disk, or its rule is of one process alone."""
-        tier, snapshot = self.cached, self._ledger.prefixes.find_snapshot(key)
+        tier, snapshot = self.cached, self._ledger.prefixes.snapshots.get(key)
         if tier is None or not tier.is_writing or snapshot is None:
             return
         can_be_checked = stored_accumulators(snapshot.rule) is not None
@@ -182,7 +182,7 @@ class FileStore:
 
     def _write_snapshot(self, files: PrefixFiles, snapshot: Snapshot) -> None:
         self._put_keys.discard(snapshot.key)
-        if self._ledger.prefixes.find_snapshot(snapshot.key) is snapshot:
+        if self._ledger.prefixes.snapshots.get(snapshot.key) is snapshot:
             nbytes, encode = self._encoder(files, snapshot, {})
             files.write(snapshot.key, DiskFile("", nbytes), encode)
 

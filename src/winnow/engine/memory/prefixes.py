@@ -96,7 +96,7 @@ class PrefixSharing:
     def note_wanted(self, waiting: Iterable[Sequence]) -> None:
         """Mark the compressed prefixes that waiting sequences begin with, so that they are evicted last."""
         index = self._ledger.prefixes
-        if not self._enabled or not index.has_snapshots:
+        if not self._enabled or not index.snapshots:
             return
         keys: list[PrefixKey] = []
         for sequence in islice(waiting, _LOOKED_AT):
