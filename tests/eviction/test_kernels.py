@@ -22,7 +22,7 @@ from winnow.eviction import KeyDifference, Leverage, Scorer  # noqa: E402
 from winnow.eviction.costs import Ranking  # noqa: E402
 from winnow.eviction.kernels import RowKernels  # noqa: E402
 from winnow.eviction.round_rows import LayerRows, RoundInputs, RoundRows  # noqa: E402
-from winnow.eviction.scores.keys import key_difference, leverage  # noqa: E402
+from winnow.eviction.scores.keys import key_difference, ridge_leverage  # noqa: E402
 from winnow.eviction.signals import KeyDirections  # noqa: E402
 from winnow.models.bind.rotation import LayerRotation  # noqa: E402
 
@@ -131,7 +131,8 @@ def test_leverage_is_the_formula(case: Case, ridge: float) -> None:
     rows = case.rows()
     expected = row_by_row(rows, lambda keys: leverages(keys, ridge))
     tolerance = 5e-4 + float(row_by_row(rows, lost_in_centring).max())
-    torch.testing.assert_close(leverage(rows, ridge), expected, rtol=5e-4, atol=tolerance)
+    found = ridge_leverage(rows.keys(), rows.valid, ridge)
+    torch.testing.assert_close(found, expected, rtol=5e-4, atol=tolerance)
     for kernels in KERNELS.values():
         found = RowKernels(kernels, rows).leverage(ridge)
         torch.testing.assert_close(found, expected, rtol=5e-4, atol=tolerance)
@@ -236,7 +237,7 @@ def test_keys_that_are_all_alike_are_worth_nothing_by_leverage(name: str) -> Non
     rows = Case([[40, 1]], 64, torch.bfloat16).rows()
     rows.pool.k.copy_(torch.full_like(rows.pool.k, 1.5))
     assert not RowKernels(KERNELS[name], rows).leverage(0.1).any()
-    assert not leverage(rows, 0.1).any()
+    assert not ridge_leverage(rows.keys(), rows.valid, 0.1).any()
 
 
 @pytest.mark.parametrize("scorer", [Leverage(), Leverage(pool=Smoothing(3, "average")), KeyDifference()])

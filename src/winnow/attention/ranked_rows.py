@@ -29,7 +29,7 @@ class RankedRows:
     score: Tensor
     must_stay: Tensor
 
-    def __getitem__(self, rows: Tensor | int) -> "RankedRows":
+    def __getitem__(self, rows: Tensor | int | tuple[int, ...]) -> "RankedRows":
         return RankedRows(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     @cached_property

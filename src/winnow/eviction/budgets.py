@@ -14,8 +14,8 @@ from winnow.eviction.costs import Ranking, RowCosts, ranks
 
 
 @dataclass(frozen=True)
-class Floors:
-    """Minimum numbers of KVs per row.
+class Budget(ABC):
+    """Split of a sequence's budget, in KVs per row on average, over its rows; with floors of rows and layers.
 
     The even share is the number of KVs per row on average after a round. A floor is a share of it (a float between 0.0
     and 1.0) or a number of KVs (an int), which is capped at the even share.
@@ -33,6 +33,36 @@ class Floors:
                 raise ConfigError(
                     f"{name} must be a count, or a share between 0.0 and 1.0 of the even share, got {value}"
                 )
+
+    @property
+    def equal_rows(self) -> bool:
+        return False
+
+    @property
+    def fixed(self) -> int | None:
+        """Its own KVs per row, if it does not take the request's budget."""
+        return None
+
+    def costs(self, ranking: Ranking) -> RowCosts:
+        """Return the costs of evicting from each row. Local to a rank: a row's costs depend on that row alone."""
+        return RowCosts.of(ranking)
+
+    @abstractmethod
+    def allot(self, costs: RowCosts) -> Tensor:
+        """Split the budget over the rows.
+
+        Args:
+            costs: of all heads, those of all ranks put together.
+
+        Returns:
+            KVs that each row keeps, int64 [B, L, H], the same on every rank. The planner never goes below what is
+            protected.
+        """
+
+    def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
+        """Return an upper bound on blocks of a sequence after a round, with `protected` protected KVs in every row."""
+        # Rows of uneven length waste less than one block each.
+        return ceil_div(budget * layout.rows_per_seq, layout.block_size) + layout.rows_per_seq
 
     @property
     def has_floors(self) -> bool:
@@ -68,41 +98,6 @@ class Floors:
 
 
 @dataclass(frozen=True)
-class Budget(Floors, ABC):
-    """Split of a sequence's budget, in KVs per row on average, over its rows; with floors of rows and layers."""
-
-    @property
-    def equal_rows(self) -> bool:
-        return False
-
-    @property
-    def fixed(self) -> int | None:
-        """Its own KVs per row, if it does not take the request's budget."""
-        return None
-
-    def costs(self, ranking: Ranking) -> RowCosts:
-        """Return the costs of evicting from each row. Local to a rank: a row's costs depend on that row alone."""
-        return RowCosts.of(ranking)
-
-    @abstractmethod
-    def allot(self, costs: RowCosts) -> Tensor:
-        """Split the budget over the rows.
-
-        Args:
-            costs: of all heads, those of all ranks put together.
-
-        Returns:
-            KVs that each row keeps, int64 [B, L, H], the same on every rank. The planner never goes below what is
-            protected.
-        """
-
-    def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
-        """Return an upper bound on blocks of a sequence after a round, with `protected` protected KVs in every row."""
-        # Rows of uneven length waste less than one block each.
-        return ceil_div(budget * layout.rows_per_seq, layout.block_size) + layout.rows_per_seq
-
-
-@dataclass(frozen=True)
 class LayerSplit(ABC):
     """Split of a budget over layers; the mean over layers is the budget, up to rounding."""
 
@@ -123,10 +118,8 @@ class EqualLayers(LayerSplit):
 class Pyramid(LayerSplit):
     """Pyramid of budgets: from large shares for the first layers to small ones for the last, in equal steps.
 
-    PyramidKV, without profiling.
-
-    The share above the recent window, on average `base`, falls from 2 base - base // beta to base // beta. The first
-    layer gets at most what exists, and prompts shorter than 2 base are split equally.
+    PyramidKV, without profiling. The share above the recent window, on average `base`, falls from 2 base - base // beta
+    to base // beta. The first layer gets at most what exists, and prompts shorter than 2 base are split equally.
     """
 
     beta: int = 20
@@ -243,13 +236,9 @@ class AdaptiveRows(Budget):
 
 
 def _lowest(cost: Tensor, count: Tensor) -> Tensor:
-    """Return how many of the `count` lowest KVs of a layer each head has.
+    """Return how many of the `count`, [B, L], lowest KVs of a layer each head has, int64 [B, L, H].
 
-    Args:
-        cost: float32 [B, L, H, N], +inf for KVs that cannot be evicted; count: int64 [B, L].
-
-    Returns:
-        int64 [B, L, H]. Ties are evicted from the lower head first.
+    Costs are float32 [B, L, H, N], +inf for KVs that cannot be evicted. Ties are evicted from the lower head first.
     """
     heads, slots = cost.shape[2:]
     order = cost.flatten(2).sort(dim=-1, stable=True).indices
@@ -259,14 +248,7 @@ def _lowest(cost: Tensor, count: Tensor) -> Tensor:
 
 
 def without_best(cost: Tensor, length: Tensor, least: Tensor) -> Tensor:
-    """Exclude the `least` best KVs of each row from eviction.
-
-    Args:
-        cost: scores of KVs, float32 [B, L, H, N], ascending; length and least: int64 [B, L, H].
-
-    Returns:
-        `cost` with +inf for these KVs.
-    """
+    """Return `cost`, [B, L, H, N], ascending, with +inf for the `least`, int64 [B, L, H], best KVs of each row."""
     place = torch.arange(cost.shape[-1], device=cost.device)
     return cost.masked_fill(place >= (length - least)[..., None], torch.inf)
 
@@ -283,17 +265,12 @@ def block_costs(score: Tensor, length: Tensor, block_size: int) -> Tensor:
     in a row is for protection and floors to say (`above_floor`); a row without KVs is sound, since a query writes its
     own before it reads.
 
-    Args:
-        score: float32 [B, L, H, N], ascending, +inf for KVs that cannot be evicted and past the length.
-        length: int64 [B, L, H].
-
-    Returns:
-        float32 [B, L, H, ceil(N / b)], +inf where there is no such block.
+    Scores are float32 [B, L, H, N], ascending, +inf for KVs that cannot be evicted and past the length; costs [B, L, H,
+    ceil(N / b)], +inf where there is no such block.
     """
     last = _last_evicted(length, ceil_div(score.shape[-1], block_size), block_size)
-    return score.gather(-1, last.clamp_max(score.shape[-1] - 1)).masked_fill_(
-        last >= length[..., None], torch.inf
-    )
+    cost = score.gather(-1, last.clamp_max(score.shape[-1] - 1))
+    return cost.masked_fill_(last >= length[..., None], torch.inf)
 
 
 def above_floor(cost: Tensor, length: Tensor, least: Tensor, block_size: int) -> Tensor:
@@ -312,13 +289,13 @@ def cheapest_blocks(cost: Tensor, excess: Tensor, most: Tensor | None = None) ->
     """Choose the blocks that a sequence frees: the `excess` cheapest ones, or all that can be freed.
 
     Costs rise along a row, so the cheapest blocks of all rows are always the first ones of each. Ties are taken from
-    the lower layer, then the lower head.
+    the lower layer, then the lower head. Each limit holds for a row (+inf in `cost`), a layer or all, so taking the
+    cheapest within each in turn is cheapest for all of them.
 
     Args:
         cost: float32 [B, L, H, E] as `block_costs` returns it.
         excess: int64 [B], blocks to free.
-        most: int64 [B, L], blocks that a layer may free; None: all. Limits of rows are +inf in `cost`. Each limit holds
-            for a row, a layer or all, so taking the cheapest within each in turn is cheapest for all of them.
+        most: int64 [B, L], blocks that a layer may free; None: all.
 
     Returns:
         Blocks to free in each row, int64 [B, L, H].
@@ -333,6 +310,5 @@ def cheapest_blocks(cost: Tensor, excess: Tensor, most: Tensor | None = None) ->
 
 
 def length_without(length: Tensor, freed: Tensor, block_size: int) -> Tensor:
-    """Return KVs that rows of `length` KVs keep when `freed` of their blocks go."""
     kept = (-(-length // block_size) - freed) * block_size
     return torch.minimum(length, kept)

@@ -1,7 +1,6 @@
 """The fit of a round: what stays of each row is fitted to the whole before KVs move, and stored where it moved to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -24,17 +23,6 @@ class FittedRow(NamedTuple):
     values: Tensor
 
 
-@dataclass(frozen=True)
-class _RowRound:
-    """One row of a round: blocks int64 [n], KVs, and which of its slots stay and may not change, bool [N]."""
-
-    block: Tensor
-    length: int
-    position: Tensor
-    stays: Tensor
-    fixed: Tensor
-
-
 def fit_round(
     fit: Fit,
     cache: PagedCache,
@@ -46,13 +34,11 @@ def fit_round(
 ) -> list[FittedRow]:
     """Return what the rows that lose KVs hold afterwards, one layer after the other.
 
-    Args:
-        ranked: the rows as they lie now, layers first.
-        kept: KVs that each row keeps, int64 [layers, B, H].
+    `ranked` are the rows as they lie now, layers first, of which each keeps `kept` KVs, int64 [layers, B, H].
     """
     fitted = []
     for index, layer in enumerate(ranking.rows.layers):
-        rows = _layer(ranked, index)
+        rows = ranked[index]
         lost = rows.length - kept[index]
         most = int(lost.max())
         if most == 0:
@@ -63,11 +49,8 @@ def fit_round(
             if reference is None:
                 continue
             for head in torch.nonzero(lost[member]).flatten().tolist():
-                at = member, head
-                row = _RowRound(
-                    rows.block[at], int(rows.length[at]), rows.position[at], stays[at], rows.must_stay[at]
-                )
-                fitted.append(_fit(fit, cache, layer, row, queries_of_head(reference, head, kept.shape[-1])))
+                queries = queries_of_head(reference, head, kept.shape[-1])
+                fitted.append(_fit(fit, cache, layer, rows[member, head], stays[member, head], queries))
     return fitted
 
 
@@ -81,30 +64,17 @@ def store_fitted(cache: PagedCache, fitted: Sequence[FittedRow]) -> None:
         cache.pool.of_layer(row.layer).set_fitted(front[order], row.values, row.bias)
 
 
-def _fit(fit: Fit, cache: PagedCache, layer: int, row: _RowRound, queries: RowQueries) -> FittedRow:
-    pool, length = cache.pool.of_layer(layer), row.length
-    kvs = RowKVs(
-        pool.keys_of(row.block)[:length],
-        pool.values_of(row.block)[:length],
-        row.position[:length],
-        pool.biases_of(row.block)[:length],
-    )
-    stays = row.stays[:length].nonzero()[:, 0]
-    stays = stays[kvs.position[stays].argsort()]
-    shares = shares_of(queries, kvs, stays)
-    gained, values = fit_row(fit, shares, kvs.v[stays], row.fixed[stays])
-    return FittedRow(layer, row.block, kvs.bias[stays] + gained, values)
-
-
-def _layer(ranked: RankedRows, index: int) -> RankedRows:
-    return replace(
-        ranked,
-        block=ranked.block[index],
-        length=ranked.length[index],
-        position=ranked.position[index],
-        score=ranked.score[index],
-        must_stay=ranked.must_stay[index],
-    )
+def _fit(
+    fit: Fit, cache: PagedCache, layer: int, row: RankedRows, stays: Tensor, queries: RowQueries
+) -> FittedRow:
+    pool, block = cache.pool.of_layer(layer), row.block
+    parts = pool.keys_of(block), pool.values_of(block), row.position, pool.biases_of(block)
+    length = int(row.length)
+    kvs = RowKVs(*(part[:length] for part in parts))
+    kept = stays.nonzero()[:, 0]
+    kept = kept[kvs.position[kept].argsort()]
+    gained, values = fit_row(fit, shares_of(queries, kvs, kept), kvs.v[kept], row.must_stay[kept])
+    return FittedRow(layer, block, kvs.bias[kept] + gained, values)
 
 
 def queries_of_head(reference: ReferenceQueries, head: int, heads: int) -> RowQueries:

@@ -1,12 +1,10 @@
 """Costs of evicting from each row, per rank or of all ranks together."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from winnow.attention.ranked_rows import RankedRows, score_of
 from winnow.eviction.round_rows import RoundInputs, RoundRows
@@ -18,16 +16,11 @@ class Ranking:
     """The rows of B sequences, L layers and H heads, with the scores of their KVs.
 
     Rows are sorted only for a budget that asks for their order.
-
-    Attributes:
-        rows: positions, lengths and blocks of the rows, layers first.
-        score: float32 [L, B, H, N], of each KV; arbitrary past the length.
-        must_stay: bool [L, B, H, N], False past the length.
     """
 
-    rows: RoundRows
-    score: Tensor
-    must_stay: Tensor
+    rows: RoundRows  # layers first
+    score: Tensor  # float32 [L, B, H, N], of each KV; arbitrary past the length
+    must_stay: Tensor  # bool [L, B, H, N], False past the length
 
     @property
     def round(self) -> RoundInputs:
@@ -68,11 +61,9 @@ def ranks(values: Tensor) -> Tensor:
 class RowCosts:
     """The rows of B sequences, L layers and H KV heads as a budget sees them.
 
-    With tensor parallelism each rank computes those of its own heads, and `join` puts the ranks together.
+    With tensor parallelism each rank computes those of its own heads, and `over` puts the ranks together.
 
     Attributes:
-        round: the sequences of the round; the same on every rank.
-        block_size: slots of a block.
         length: KVs of each row, int64 [B, L, H].
         protected: how many of them must stay, int64 [B, L, H].
         cost: float32 [B, L, H, E], ascending: the cost of evicting one unit more from the row, a KV or a block as the
@@ -89,31 +80,15 @@ class RowCosts:
 
     @classmethod
     def of(cls, ranking: Ranking, cost: Tensor | None = None) -> "RowCosts":
-        return cls(
-            ranking.round, ranking.block_size, ranking.length, ranking.protected, cost, ranking.rows.missing
-        )
-
-    @classmethod
-    def join(cls, parts: Sequence["RowCosts"]) -> "RowCosts":
-        return replace(
-            parts[0],
-            length=torch.cat([part.length for part in parts], dim=2),
-            protected=torch.cat([part.protected for part in parts], dim=2),
-            cost=_join([part.cost for part in parts], padded=True),
-            missing=sum(part.missing for part in parts),
-        )
+        missing = ranking.rows.missing
+        return cls(ranking.round, ranking.block_size, ranking.length, ranking.protected, cost, missing)
 
     def over(self, ranks: Ranks) -> "RowCosts":
         if ranks.size == 1:
             return self
         length, protected = ranks.join(torch.stack([self.length, self.protected]), 3)
-        return replace(
-            self,
-            length=length,
-            protected=protected,
-            cost=None if self.cost is None else ranks.join(self.cost, 2),
-            missing=self.missing * ranks.size,
-        )
+        cost, missing = None if self.cost is None else ranks.join(self.cost, 2), self.missing * ranks.size
+        return replace(self, length=length, protected=protected, cost=cost, missing=missing)
 
     @property
     def num_layers(self) -> int:
@@ -130,14 +105,3 @@ class RowCosts:
     @cached_property
     def blocks(self) -> Tensor:
         return -(-self.length // self.block_size)
-
-
-def _join(parts: Sequence[Tensor | None], *, padded: bool = False) -> Tensor | None:
-    """Concatenate along heads; with `padded`, +inf fills the last dimension to the longest one."""
-    present = [part for part in parts if part is not None]
-    if not present:
-        return None
-    if padded:
-        width = max(part.shape[-1] for part in present)
-        present = [functional.pad(part, (0, width - part.shape[-1]), value=torch.inf) for part in present]
-    return torch.cat(present, dim=2)

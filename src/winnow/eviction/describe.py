@@ -10,7 +10,6 @@ from winnow.eviction.presets import Preset
 from winnow.values.json_values import json_value
 
 PARTS = ("score", "budget", "keep", "when")
-"""The four choices of a policy, in the order of presentation."""
 
 
 def brief(value: Any) -> str:

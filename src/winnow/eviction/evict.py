@@ -33,20 +33,14 @@ class EvictionTarget:
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """A round that is ranked; no KV has moved yet.
-
-    Attributes:
-        kept: KVs that each ranked row of the members will keep, int64 [B, layers, heads], on the device.
-        held: KVs of all rows before the round, int32 [B, layers, heads], on the host.
-        coming: KVs that the ranked rows of all ranks will keep, int32, on their way to the host.
-    """
+    """A round that is ranked; no KV has moved yet."""
 
     policy: EvictionPolicy
     slots: tuple[int, ...]
     ranking: Ranking
-    kept: Tensor
-    held: IntArray
-    coming: HostCopy
+    kept: Tensor  # KVs that each ranked row of the members will keep, int64 [B, layers, heads], on the device
+    held: IntArray  # KVs of all rows before the round, int32 [B, layers, heads], on the host
+    coming: HostCopy  # KVs that the ranked rows of all ranks will keep, int32, on their way to the host
     ranks: Ranks
 
     @cached_property

@@ -133,12 +133,7 @@ def shares_of(queries: RowQueries, kvs: RowKVs, kept: Tensor) -> RowShares:
 
 
 def fit_row(fit: Fit, shares: RowShares, v: Tensor, fixed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the biases that kept KVs gain, float32 [K], and their values, [K, d].
-
-    Args:
-        v: float32 [K, d], their values before.
-        fixed: bool [K], those that stay as they are.
-    """
+    """Return the biases that kept KVs gain, float32 [K], and their values, [K, d], before: v; of `fixed` none change."""
     free = ~fixed
     weights = torch.ones(len(v), device=v.device)
     if not bool(free.any()):
@@ -173,10 +168,7 @@ def _fitted_weights(fit: Fit, shares: Tensor, fixed: Tensor) -> Tensor:
 
 
 def _ridge(p: Tensor, residual: Tensor, ridge: float) -> Tensor:
-    """Return x, [K, d], with the least |p x - residual|^2 + lambda |x|^2, for p [m, K].
-
-    Solved for KVs or, where these are more, for queries.
-    """
+    """Return x, [K, d], with the least |p x - residual|^2 + lambda |x|^2, p [m, K], by the smaller of two systems."""
     pull = ridge * p.square().sum() / max(p.shape[1], 1) + _TINY
     few = p.shape[1] <= p.shape[0]
     gram = p.mT @ p if few else p @ p.mT

@@ -45,8 +45,7 @@ class RowKernels:
     def key_difference(
         self, directions: KeyDirections | None = None, rotation: RotationTable | None = None
     ) -> Tensor:
-        """Return minus the cosine of each key and the mean direction of its row: float32 [B, H, N], zeros where not
-        valid.
+        """Return minus the cosine of each key and the mean direction of its row: float32 [B, H, N], 0 where not valid.
 
         Args:
             directions: sums so far, to which the keys behind those counted are added in place; None: the row's keys.
@@ -67,10 +66,7 @@ class RowKernels:
         return score
 
     def pooled(self, score: Tensor, smoothing: Smoothing) -> Tensor:
-        """Return `score`, float32 [B, H, N], pooled over neighbours; zeros where not valid.
-
-        The pool's heads and window are not looked at.
-        """
+        """Return `score`, float32 [B, H, N], pooled by size and kind over neighbours; zeros where not valid."""
         score = score.contiguous()
         pooled = torch.empty_like(score)
         self._kernels.smooth_rows(
@@ -92,21 +88,9 @@ def key_difference_kernel(
     from winnow.attention.triton.key_difference import key_difference, key_format  # needs triton
 
     def by_triton(directions: KeyDirections | None, rotation: RotationTable | None) -> Tensor:
-        sums, counted = directions or _no_directions(rows.slot, rows.pool.kind.key_size)
-        cos, sin, pairs, first, interleaved = rotation or _no_rotation(rows.slot)
-        return key_difference(
-            rows.pool,
-            rows.slot,
-            rows.position,
-            rows.length,
-            sums,
-            counted,
-            cos,
-            sin,
-            pairs,
-            first,
-            interleaved,
-        )
+        sums = directions or _no_directions(rows.slot, rows.pool.kind.key_size)
+        turns = rotation or _no_rotation(rows.slot)
+        return key_difference(rows.pool, rows.slot, rows.position, rows.length, *sums, *turns)
 
     return None if key_format(rows.pool.kind) is None else by_triton
 

@@ -119,40 +119,30 @@ class EvictionPolicy:
 
     def __post_init__(self) -> None:
         self._check_score()
-        self._check_compact()
+        if self.compact is not None and self.score.replay is None:
+            raise ConfigError(
+                "compact fits what stays to the queries of a replay: it needs a score that has one, such as "
+                f"Reconstruction, got {type(self.score).__name__}"
+            )
         if self.when.within and self.budget.fixed is not None:
             raise ConfigError("within needs a budget of the request's own, and this one is fixed")
 
     def _check_score(self) -> None:
-        window, every = self.score.window, self.when.prefill_every
+        when, window, every = self.when, self.score.window, self.when.prefill_every
         if window is not None and every is not None and window > every:
             raise ConfigError(
                 f"the score observes the last {window} queries before a round, and prefill_every "
                 f"has a round every {every} tokens: it must be at least {window}"
             )
-        if self.score.replay is not None:
-            self._check_replay()
-        if self.score.per_layer and not isinstance(self.budget, EqualHeads):
-            raise ConfigError(
-                f"{type(self.score).__name__} picks one token set per layer, "
-                f"so the heads of a layer cannot keep different amounts as {type(self.budget).__name__} wants"
-            )
-
-    def _check_replay(self) -> None:
-        when = self.when
-        if not when.after_prefill or when.in_prefill or when.in_decode:
+        if self.score.replay is not None and (not when.after_prefill or when.in_prefill or when.in_decode):
             raise ConfigError(
                 f"{type(self.score).__name__} repeats the context once all of it is there: it needs after_prefill, "
                 "and takes no other rounds, since KVs that come later were not repeated"
             )
-
-    def _check_compact(self) -> None:
-        if self.compact is None:
-            return
-        if self.score.replay is None:
+        if self.score.per_layer and not isinstance(self.budget, EqualHeads):
             raise ConfigError(
-                "compact fits what stays to the queries of a replay: it needs a score that has one, such as "
-                f"Reconstruction, got {type(self.score).__name__}"
+                f"{type(self.score).__name__} picks one token set per layer, "
+                f"so the heads of a layer cannot keep different amounts as {type(self.budget).__name__} wants"
             )
 
     @property

@@ -100,11 +100,8 @@ PRESETS: dict[str, Preset] = {
         "KV-Compress (Rehg 2024), KVC-full-L2",
     ),
     "kv-compress-pd": Preset(
-        replace(
-            # Short intervals while decoding: KVs above the budget occupy memory that other requests need.
-            _KV_COMPRESS,
-            when=replace(_KV_COMPRESS.when, prefill_every=512, decode_every=16),
-        ),
+        # Short intervals while decoding: KVs above the budget occupy memory that other requests need.
+        replace(_KV_COMPRESS, when=replace(_KV_COMPRESS.when, prefill_every=512, decode_every=16)),
         "KV-Compress inside Batch-Max's loop",
     ),
     "batch-max": Preset(
@@ -138,22 +135,12 @@ PRESETS: dict[str, Preset] = {
         "Scissorhands (Liu et al. 2023)",
     ),
     "streaming": Preset(
-        EvictionPolicy(
-            Recency(),
-            EqualHeads(),
-            Keep(sinks=4),
-            When(after_prefill=True, prefill_every=256, decode_every=1),
-        ),
+        EvictionPolicy(Recency(), EqualHeads(), Keep(sinks=4), replace(_EACH_TOKEN, prefill_every=256)),
         "StreamingLLM (Xiao et al. 2024), positions kept",
         516,
     ),
     "keydiff": Preset(
-        EvictionPolicy(
-            KeyDifference(),
-            EqualHeads(),
-            Keep(),
-            When(after_prefill=True, prefill_every=128, decode_every=128),
-        ),
+        EvictionPolicy(KeyDifference(), when=When(after_prefill=True, prefill_every=128, decode_every=128)),
         "KeyDiff (Park et al. 2025)",
     ),
     "knorm": Preset(

@@ -111,22 +111,27 @@ class ReferenceProbe(Probe):
     evictable_only = True
 
     def watch(self, seen: Watched) -> Watched | None:
-        some = _referred(seen)
-        if some is None:
-            if seen.replay is None and seen.start >= seen.eviction.context_len:
+        eviction: SequenceEviction = seen.eviction
+        fit, since = eviction.policy.compact, eviction.context_len
+        assert fit is not None, "the policy fits what it keeps"
+        if seen.replay is None:
+            if seen.start >= since:
                 self.close(seen.slot)  # no round will ask any more
             return None
-        kept, part = self.kept(seen.slot), seen.replay or 0
-        if some[1]:  # computed from its beginning
+        every = ceil_div(sum(each.length for each in eviction.passes), fit.most_queries)
+        start = seen.start + -(seen.start - since) % every
+        if start >= seen.end:
+            return None
+        kept, part = self.kept(seen.slot), seen.replay
+        if start == since:  # computed from its beginning
             for name in [name for name in kept if name.startswith(f"{part}.")]:
                 del kept[name]
-        tokens = some[0].tokens
-        span = range(0, tokens.stop - tokens.start, tokens.step)
-        kept[f"{part}.positions"] = (*kept.get(f"{part}.positions", ()), *(some[0].start + at for at in span))
-        return some[0]
+        tokens = slice(seen.tokens.start + start - seen.start, seen.tokens.stop, every)
+        kept[f"{part}.positions"] = (*kept.get(f"{part}.positions", ()), *range(start, seen.end, every))
+        return replace(seen, tokens=tokens, start=start)
 
     def at(self, layer: int, seen: Watched, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
-        kept, name = self.kept(seen.slot), f"{seen.replay or 0}.{layer}"
+        kept, name = self.kept(seen.slot), f"{seen.replay}.{layer}"
         kept[f"spec.{layer}"] = spec
         # The batch's own memory is much larger.
         kept[name] = torch.cat([kept[name], q]) if name in kept else q.clone()
@@ -151,20 +156,3 @@ class ReferenceProbe(Probe):
 def probes_of(policy: EvictionPolicy) -> tuple[type[Probe], ...]:
     own: tuple[type[Probe], ...] = policy.score.needs.probes
     return own if policy.compact is None else (*own, ReferenceProbe)
-
-
-def _referred(seen: Watched) -> tuple[Watched, bool] | None:
-    """Return which of a sequence's tokens are remembered, and whether they are the first of their part; None: none."""
-    eviction: SequenceEviction = seen.eviction
-    start, end = seen.start, seen.end
-    fit = eviction.policy.compact
-    assert fit is not None, "the policy fits what it keeps"
-    if seen.replay is None:
-        return None
-    every = ceil_div(sum(each.length for each in eviction.passes), fit.most_queries)
-    since = eviction.context_len
-    start += -(start - since) % every
-    if start >= end:
-        return None
-    tokens = slice(seen.tokens.start + start - seen.start, seen.tokens.stop, every)
-    return replace(seen, tokens=tokens, start=start), start == since

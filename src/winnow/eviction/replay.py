@@ -95,9 +95,8 @@ def replay_passes(
         ContextLengthError: the context leaves no positions for a replay.
     """
     context_len, first = len(context_ids), min(instruction.template, len(context_ids))
-    asked = max(
-        len(instruction.first), len(instruction.later) + (replay.starting if instruction.later else 0)
-    )
+    starting = replay.starting if instruction.later else 0
+    asked = max(len(instruction.first), len(instruction.later) + starting)
     repeated = context_len - first
     least = min(_LEAST_CHUNK, replay.chunk, repeated)
     taken = context_len + asked + len(instruction.answer)
@@ -123,18 +122,12 @@ def replay_passes(
 
 @dataclass(frozen=True)
 class ReplaySpan:
-    """Tokens of a pass within a packed batch; their KVs are written before they are observed.
+    """Tokens of a pass within a packed batch; their KVs are written before they are observed."""
 
-    Attributes:
-        slot: of the sequence, whose rows hold the context and the pass so far, in the order of positions.
-        tokens: which tokens of the batch.
-        done: tokens of the pass before them.
-    """
-
-    slot: int
+    slot: int  # whose rows hold the context and the pass so far, in the order of positions
     replay: ReplayPass
     tokens: slice
-    done: int
+    done: int  # tokens of the pass before them
 
 
 def observe_replay(step: BackendStep, span: ReplaySpan, layer: int, q: Tensor, spec: AttentionSpec) -> None:
@@ -158,11 +151,12 @@ def observe_replay(step: BackendStep, span: ReplaySpan, layer: int, q: Tensor, s
     counted = range(first, first + len(q))[every]
     if not counted:
         return
-    if not is_whole:  # an earlier round has taken some
-        found = ReplayQueries(q[every], _judged(replay), counted.start, replay.every)
+    judged = JudgedKVs(replay.head, replay.start, replay.end, replay.context_len)
+    found = ReplayQueries(q[every], judged, counted.start, replay.every)
+    if is_whole:
+        step.replay(layer, span.slot, found, spec)
+    else:  # an earlier round has taken some
         replay_shortened_rows(cache, layer, span.slot, found, spec, again=span.done == 0)
-        return
-    step.replay(layer, span.slot, ReplayQueries(q[every], _judged(replay), counted.start, replay.every), spec)
 
 
 def _clear(cache: PagedCache, span: ReplaySpan, layer: int) -> None:
@@ -172,7 +166,3 @@ def _clear(cache: PagedCache, span: ReplaySpan, layer: int) -> None:
     context = JudgedKVs(0, start, replay.end, replay.context_len)
     slot, _ = judged_slots(cache, layer, span.slot, context, replay.context_len)
     cache.pool.numbers.clear_accumulators(slot, 1)
-
-
-def _judged(replay: ReplayPass) -> JudgedKVs:
-    return JudgedKVs(replay.head, replay.start, replay.end, replay.context_len)

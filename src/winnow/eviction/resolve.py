@@ -13,10 +13,8 @@ from winnow.eviction.scores.base import Scorer
 from winnow.eviction.sequence import SequenceEviction
 from winnow.values.eviction_request import OWN_AMOUNT, Amount, EvictionRequest
 
-OWN = "own"
-"""The name of policies that are not presets."""
-PAPER_POOL = 7
-"""Tokens over which SnapKV and KV-Compress pool scores."""
+OWN = "own"  # the name of policies that are not presets
+PAPER_POOL = 7  # tokens over which SnapKV and KV-Compress pool scores
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,15 @@ _DEFAULT_COMPRESSION = 4.0
 class ResolvedPolicy:
     """A policy with the amount that an engine or a request configures for it.
 
-    Attributes:
-        name: of the preset, or `OWN`.
-        default_budget: KVs per row that the preset's paper uses, if any.
-        amount: what is kept of a context.
-        kv_floor: as in `EvictionConfig`.
-
     Raises:
         ConfigError: an amount is given for a policy that does not take one.
     """
 
-    name: str
+    name: str  # of the preset, or `OWN`
     policy: EvictionPolicy
-    default_budget: int | None = None
-    amount: Amount = OWN_AMOUNT
-    kv_floor: int = 1
+    default_budget: int | None = None  # KVs per row that the preset's paper uses, if any
+    amount: Amount = OWN_AMOUNT  # what is kept of a context
+    kv_floor: int = 1  # as in `EvictionConfig`
 
     def __post_init__(self) -> None:
         if self.policy.budget.fixed is None or self.policy.when.never:

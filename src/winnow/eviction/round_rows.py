@@ -15,25 +15,15 @@ from winnow.process.ranks import ALONE, Ranks
 
 @dataclass(frozen=True)
 class RoundInputs:
-    """The B sequences that one policy evicts from together.
-
-    Attributes:
-        slots: their cache slots.
-        now: position of the last token computed, int32 [B].
-        budget: KVs per row on average after the round, int64 [B].
-        sinks: number of first positions that are protected.
-        recent: number of last positions that are protected, int64 [B].
-        spans: further protected positions of each sequence, as half-open intervals.
-        tokens: tokens computed so far, int64 [B].
-    """
+    """The B sequences that one policy evicts from together."""
 
     slots: tuple[int, ...]
-    now: Tensor
-    budget: Tensor
-    sinks: int
-    recent: Tensor
-    spans: tuple[tuple[tuple[int, int], ...], ...]
-    tokens: Tensor
+    now: Tensor  # position of the last token computed, int32 [B]
+    budget: Tensor  # KVs per row on average after the round, int64 [B]
+    sinks: int  # number of first positions that are protected
+    recent: Tensor  # number of last positions that are protected, int64 [B]
+    spans: tuple[tuple[tuple[int, int], ...], ...]  # further protected positions, as half-open intervals
+    tokens: Tensor  # tokens computed so far, int64 [B]
 
     @cached_property
     def num_positions(self) -> int:
@@ -48,7 +38,6 @@ class RoundRows:
     contiguous.
 
     Attributes:
-        layers: the layers' numbers.
         block: int64 [L, B, H, N / block size], the blocks of each row.
         length: int32 [L, B, H].
         position: int32 [L, B, H, N], arbitrary past the length.
@@ -63,9 +52,7 @@ class RoundRows:
         longest: int,
         signals: Signals | None = None,
     ) -> None:
-        self.cache = cache
-        self.signals = signals
-        self.round = round_
+        self.cache, self.signals, self.round = cache, signals, round_
         tables = cache.tables
         slots = torch.tensor(round_.slots, device=cache.pool.device)
         num_blocks = ceil_div(longest, cache.pool.layout.block_size)
@@ -96,17 +83,12 @@ class RoundRows:
         return torch.arange(self.position.shape[-1], device=self.block.device) < self.length[..., None]
 
     def layer(self, index: int) -> "LayerRows":
-        """Return those of the layer `layers[index]`."""
         return LayerRows(self, index)
 
     def together(self, *, rotated: bool) -> "LayerRows | None":
         """Return the rows of all layers as if they were one layer's, [L * B, H, N], for kernels that score single rows.
 
-        Args:
-            rotated: the rotation of keys matters.
-
-        Returns:
-            None: layers store or rotate keys differently.
+        None: layers store keys differently, or rotate them differently and that matters (`rotated`).
         """
         if len({id(self.cache.pool.of_layer(layer)) for layer in self.layers}) > 1:
             return None
@@ -198,9 +180,7 @@ class LayerRows:
 
         Requires `Needs(rotation=True)`.
         """
-        return self._signals.turn(self.layer, self.keys(), -self.position).masked_fill_(
-            ~self.valid[..., None], 0.0
-        )
+        return self._where_valid(self._signals.turn(self.layer, self.keys(), -self.position))
 
     def key_directions(self) -> KeyDirections:
         """Return sums of the directions of the keys that earlier rounds saw. Requires `Needs(directions=True)`."""

@@ -95,10 +95,7 @@ class SequenceEviction:
     def tokens_to_round(self, computed: int, last_round: int, mean_kvs: float) -> int | None:
         """Return tokens that may be computed before the next round may be due, at least 1; None: no limit.
 
-        Args:
-            computed: tokens computed, including those whose KVs earlier rounds evicted.
-            last_round: their number at the last round, 0 if there was none.
-            mean_kvs: KVs per row, on average.
+        Tokens computed include those whose KVs earlier rounds evicted; `last_round` is their number then, or 0.
         """
         if computed < self.context_len:
             return self._round_end(computed) - computed
@@ -177,9 +174,7 @@ class SequenceEviction:
 
     @property
     def num_shareable(self) -> int:
-        """Tokens of the prompt that the sequence may find computed by another: no round and no query that adds to
-        accumulators comes before they are through, and nothing is learnt of their queries or hidden states.
-        """
+        """Tokens of the prompt that may be found computed: no round or query that adds to accumulators comes before."""
         policy = self.policy
         if policy.score.needs.queries:
             return 0
@@ -191,11 +186,9 @@ class SequenceEviction:
     def snapshots(self) -> Iterator[tuple[int, "SequenceEviction"]]:
         """Yield the rounds whose outcome other prompts share that begin alike, the last one first.
 
-        Rounds within the prompt are spaced so that their snapshots take no more memory than its KVs did.
-        All follows from policy and prompt, so that who looks for a snapshot knows where to look.
-
-        Yields:
-            Tokens computed, and what the KVs then follow from besides these: the same for all prompts that share them.
+        Each is the tokens computed, and what the KVs then follow from besides these: the same for all that share them.
+        Rounds within the prompt are spaced so that their snapshots take no more memory than its KVs did. All follows
+        from policy and prompt, so that who looks for a snapshot knows where to look.
         """
         policy = self.policy
         signals = policy.score.needs.queries
@@ -210,10 +203,8 @@ class SequenceEviction:
         ends = {self._uncut_end(computed) for computed in range(self.limit, last + 1, apart)}
         for computed in sorted((end for end in ends if end <= last), reverse=True):
             spans = tuple(span for span in self.spans if span[0] < computed)
-            yield (
-                computed,
-                replace(self.rule_at(computed), context_len=0, template_tail=0, spans=spans, passes=()),
-            )
+            rule = self.rule_at(computed)
+            yield computed, replace(rule, context_len=0, template_tail=0, spans=spans, passes=())
 
     def rule_at(self, computed: int) -> "SequenceEviction":
         """Return what KVs left by the round after `computed` tokens follow from besides these tokens."""
@@ -254,11 +245,9 @@ class SequenceEviction:
         context = min(num_tokens, self.context_len)
         if context == self.context_len:
             context += self.longest_pass
-        prefill = (
-            self._blocks_above_target(rows, self._most_step, context)
-            if self._step
-            else rows.blocks_for(context)
-        )
+        prefill = rows.blocks_for(context)
+        if self._step:
+            prefill = self._blocks_above_target(rows, self._most_step, context)
         if num_tokens <= self.context_len:
             return windowed + prefill
         return max(windowed + prefill, self.decode_blocks(layout, num_tokens))

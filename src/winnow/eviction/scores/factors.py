@@ -27,9 +27,8 @@ class Factor(Scorer):
 
     def __post_init__(self) -> None:
         if not self.inner.factors:
-            raise ConfigError(
-                f"{type(self.inner).__name__} may be below 0 or is no amount: it cannot be multiplied"
-            )
+            name = type(self.inner).__name__
+            raise ConfigError(f"{name} may be below 0 or is no amount: it cannot be multiplied")
         if not self.epsilon >= 0.0:
             raise ConfigError(f"epsilon must be at least 0, got {self.epsilon}")
         if not self.power > 0.0:

@@ -151,19 +151,11 @@ class Leverage(Scorer):
         if kernels is not None:
             score = kernels.leverage(self.ridge)
             return score if self.pool is None else kernels.pooled(score, self.pool)
-        score = self.of(rows, rows.valid)
+        keys = rows.unrotated_keys() if self.unrotated else rows.keys()
+        score = ridge_leverage(keys, rows.valid, self.ridge)
         if self.pool is None:
             return score
         return smooth(score[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
-
-    def of(self, rows: LayerRows, counted: Tensor) -> Tensor:
-        """Return leverages of the KVs in `counted`, bool [B, H, N], among themselves, not smoothed; zeros elsewhere."""
-        keys = rows.unrotated_keys() if self.unrotated else rows.keys()
-        return ridge_leverage(keys, counted, self.ridge)
-
-
-def leverage(rows: LayerRows, ridge: float) -> Tensor:
-    return ridge_leverage(rows.keys(), rows.valid, ridge)
 
 
 def ridge_leverage(keys: Tensor, counted: Tensor, ridge: float) -> Tensor:
