@@ -37,7 +37,6 @@ ISA_VARIABLE = "WINNOW_ISA"
 
 
 def is_installed() -> bool:
-    """Return whether this installation has the extension."""
     return _missing is None
 
 
@@ -49,11 +48,8 @@ def extension_identity() -> tuple[int, int]:
 
 @cache
 def native_kernels() -> "Kernels | None":
-    """Return the kernels, or None, with one warning, where Winnow was installed without a compiler.
-
-    Raises:
-        ConfigError: WINNOW_ISA names an instruction set that this processor or this build does not have.
-    """
+    """Return the kernels, or None, with one warning, where Winnow was installed without a compiler. Raises ConfigError:
+    WINNOW_ISA names an instruction set that this processor or this build does not have."""
     if _missing is not None:
         warnings.warn(
             f"Winnow's CPU kernels are not in this installation ({_missing}); plain torch computes instead, several "
@@ -69,7 +65,6 @@ def native_kernels() -> "Kernels | None":
 
 
 def _isa() -> tuple[str, str]:
-    """Return the names of the instruction sets in use."""
     fastest = f"{instruction_sets()[-1]},{block_instruction_sets()[-1]}"
     name, _, block_name = (os.environ.get(ISA_VARIABLE) or fastest).partition(",")
     return name, block_name
@@ -81,11 +76,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def native_dtype(dtype: torch.dtype) -> "DType":
-    """Return the kernels' name of a dtype.
-
-    Raises:
-        TypeError: the kernels do not compute with it.
-    """
+    """Return the kernels' name of a dtype. Raises TypeError: they do not compute with it."""
     found = DTYPES.get(dtype)
     if found is None:
         raise TypeError(f"the CPU kernels compute with {', '.join(map(str, DTYPES))}, got {dtype}")

@@ -133,7 +133,7 @@ def shares_of(queries: RowQueries, kvs: RowKVs, kept: Tensor) -> RowShares:
 
 
 def fit_row(fit: Fit, shares: RowShares, v: Tensor, fixed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the biases that kept KVs gain, float32 [K], and their values, [K, d], before: v; of `fixed` none change."""
+    """Return the biases that kept KVs gain, float32 [K], and their values, [K, d]; those before were v."""
     free = ~fixed
     weights = torch.ones(len(v), device=v.device)
     if not bool(free.any()):

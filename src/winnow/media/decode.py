@@ -11,17 +11,14 @@ from winnow.values.units import format_bytes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_BYTES = 32 * 2**20
-"""Most bytes of an image's file."""
-MAX_PIXELS = 2**26
-"""Most pixels of an image, which take 3 bytes each."""
+# Of an image's file, and of an image, whose pixels take 3 bytes each.
+MAX_BYTES, MAX_PIXELS = 32 * 2**20, 2**26
 # Formats of pictures; further ones of Pillow's run other programs or are read by code that few use.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 _DEEP = ("I;16", "I;16B", "I;16L", "I;16N")
 
 
 def require_pillow(name: str) -> None:
-    """Refuse an image where Pillow is not installed. Raises MediaError: says what to install."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
@@ -29,13 +26,8 @@ def require_pillow(name: str) -> None:
 
 
 def decode_image(data: bytes, name: str = "image") -> "Image":
-    """Return the first picture of a file. Raises MediaError: it is none of these, damaged, cut off, or larger than
-    `MAX_BYTES` or `MAX_PIXELS`.
-
-    Args:
-        data: PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF, whatever its name says.
-        name: what errors call it.
-    """
+    """Return the first picture of a file of `_FORMATS`, which errors call `name`. Raises MediaError: it is of another
+    format, damaged, cut off, or larger than `MAX_BYTES` or `MAX_PIXELS`."""
     require_pillow(name)
     from PIL import Image, UnidentifiedImageError
 

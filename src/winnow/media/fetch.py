@@ -13,8 +13,6 @@ from winnow.values.units import format_bytes
 
 Address = IPv4Address | IPv6Address
 
-FETCH_SECONDS = 10.0
-"""Most seconds in which an image must have come, redirects included."""
 _MAX_REDIRECTS = 3
 _NAT64 = IPv6Network("64:ff9b::/96")
 # Reserved, whatever this version of Python says of them.
@@ -46,22 +44,17 @@ class Fetcher:
     Args:
         domains: hosts that may be asked, as the URL writes them.
         allows: whether an address may be connected to.
-        seconds: see `FETCH_SECONDS`.
+        seconds: in which an image must have come, redirects included.
     """
 
     def __init__(
-        self,
-        domains: Collection[str],
-        allows: Callable[[Address], bool] = is_public,
-        seconds: float = FETCH_SECONDS,
+        self, domains: Collection[str], allows: Callable[[Address], bool] = is_public, seconds: float = 10.0
     ) -> None:
         self._domains = frozenset(each.lower().rstrip(".") for each in domains)
-        self._allows = allows
-        self._seconds = seconds
+        self._allows, self._seconds = allows, seconds
 
     def check(self, url: str, name: str) -> Any:
-        """Return a URL that may be asked for, as httpx reads it. Raises MediaError: its host is none that the operator
-        names, or it is no URL."""
+        """Return a URL that may be asked for, as httpx reads it. Raises MediaError: it may not, or is no URL."""
         import httpx
 
         try:
@@ -79,8 +72,7 @@ class Fetcher:
         return parsed
 
     async def fetch(self, url: str, name: str) -> bytes:
-        """Return what stands at a URL. Raises MediaError: it must not be asked for, does not answer in time, answers
-        with an error or with too much."""
+        """Return what stands at a URL. Raises MediaError: as `check`, or it answers late, with an error or too much."""
         import httpx
 
         try:

@@ -21,8 +21,7 @@ from winnow.values.units import format_bytes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_TOTAL_PIXELS = 4 * MAX_PIXELS
-"""Most pixels of all images of a prompt."""
+MAX_TOTAL_PIXELS = 4 * MAX_PIXELS  # of all images of a prompt
 _DATA = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
 _REMOTE = re.compile(r"https?:", re.IGNORECASE)
 
@@ -31,9 +30,6 @@ class MediaLoader:
     """Loader of the images of prompts. Thread-safe.
 
     A source is a data: URI in Base64, an http(s) or file:// URL, a path, the bytes of a file, or a PIL image.
-
-    Args:
-        fetcher: of http(s) URLs; None: one for the hosts of `config`.
     """
 
     def __init__(self, config: MediaConfig, fetcher: Fetcher | None = None) -> None:
