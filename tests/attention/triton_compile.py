@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 
 from winnow.attention.triton.kernels import chunk, decode, key_difference, move, observer, rotate
 from winnow.attention.triton.key_difference import Turn
-from winnow.attention.triton.launch import product_dtype, tuning_for
+from winnow.attention.triton.launch import CacheShape, product_dtype, tuning_for
 from winnow.attention.triton.side_format import Window, side_formats
 from winnow.cache import CacheLayout, KVPool, PairCodec
 from winnow.cache.codec import make_codec
@@ -35,7 +35,8 @@ FORMATS = {
     torch.float32: (tl.float32, "*fp32"),
     torch.float16: (tl.float16, "*fp16"),
 }
-LAYOUT = {"LAYERS": 32, "KV_HEADS": 8, "BLOCK_SIZE": 16, "PAGE_ENTRIES": 16, "PAGES_PER_SEQ": 128}
+BLOCK_SIZE = 16
+LAYOUT = {"CACHE": CacheShape(layers=32, kv_heads=8, block_size=BLOCK_SIZE, pages_per_seq=128)}
 GROUP = 4
 WORDS = {torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}
 # What kernels call their arguments says what they are; what is in none of these sets is int32.
@@ -74,7 +75,7 @@ def variants(
     dtype: torch.dtype, codec: PairCodec, head_dim: int, capability: int
 ) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
     """Each kernel, plain and with all that it may be asked for; constants, warps, stages."""
-    pool = KVPool(CacheLayout.even(32, 8, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1)
+    pool = KVPool(CacheLayout.even(32, 8, head_dim, BLOCK_SIZE, codec), 1)
     products = product_dtype(torch.empty(0, dtype=dtype), pool.kinds[0].kind.codec)
     tuning = tuning_for(triton.next_power_of_2(head_dim), products, capability)
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
@@ -94,8 +95,7 @@ def variants(
     launch = tuning.decode.num_warps, tuning.decode.num_stages
     yield decode.attend_split, {**plain, **tiles, "index": None, "raw": None, "slopes": None}, *launch
     yield decode.attend_split, {**bent, **tiles}, *launch
-    few = {name: LAYOUT[name] for name in ("LAYERS", "KV_HEADS")}
-    yield decode.merge_splits, {**few, **sizes, **cut, "GROUP": GROUP, "BLOCK_S": 64}, 4, 3
+    yield decode.merge_splits, {**LAYOUT, **sizes, **cut, "GROUP": GROUP, "BLOCK_S": 64}, 4, 3
 
     tiles = {"BLOCK_M": tuning.chunk.queries, "BLOCK_N": tuning.chunk.keys}
     launch = tuning.chunk.num_warps, tuning.chunk.num_stages
@@ -132,7 +132,7 @@ def variants(
     yield rotate.rotate_and_write_heads, {**storing, **rotation, "query_norm": None, "key_norm": None}, 4, 3
     yield rotate.rotate_and_write_heads, {**storing, **rotation}, 4, 3
     of_pool = {
-        "BLOCK_SIZE": 16,
+        "BLOCK_SIZE": BLOCK_SIZE,
         "BLOCK_WORDS": pool.of_layer(-1).words.shape[1],
         "FIELDS": tuple(
             (at, size, triton.next_power_of_2(size)) for at, size in pool.of_layer(-1).fields_in_words
@@ -144,7 +144,6 @@ def variants(
         "TURN": Turn(half, 0, False, half, triton.next_power_of_2(half), 1),
         "KEY": plain["KEY"],
         "KV_HEADS": 8,
-        "BLOCK_SIZE": 16,
         "TILE": 256,
         "BLOCK_N": 4096 // sizes["BLOCK_D"],
     }
@@ -178,7 +177,7 @@ def compile_all(
     capability: int, dtype: torch.dtype, head_dim: int, codec: PairCodec, only: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
     """Each kernel's name, tile and resources; `only`: names of kernels, without windows; empty: all."""
-    word = KVPool(CacheLayout.even(1, 1, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1).kinds[0].words.dtype
+    word = KVPool(CacheLayout.even(1, 1, head_dim, BLOCK_SIZE, codec), 1).kinds[0].words.dtype
     for kernel, constants, num_warps, num_stages in variants(dtype, codec, head_dim, capability):
         if only and (kernel.__name__ not in only or constants.get("WINDOW") is not None):
             continue

@@ -19,8 +19,8 @@ from winnow.attention.triton.kernels.chunk import attend_chunk
 from winnow.attention.triton.kernels.decode import attend_split, merge_splits
 from winnow.attention.triton.kernels.observer import observe_chunk, observe_decode, replace_accumulators
 from winnow.attention.triton.launch import (
+    CacheShape,
     Tuning,
-    cache_layout,
     dot_format,
     multiprocessors_of,
     padded,
@@ -163,7 +163,7 @@ class Attend:
         # Arguments that kernels share, in order.
         self._kvs = (pool.storage, pool.numbers.position)
         self._rows = (tables.pages, tables.page_table, tables.lengths, spans.device_slots)
-        self._layout = cache_layout(cache)
+        self._shape = CacheShape.of(cache)
 
     @cached_property
     def _formula(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Attend:
     def decode(self, part: Decodes) -> None:
         """Compute sequences with one query; update accumulators from the logits that attention kept."""
         tuning, q = self._tuning, self._q
-        kv_heads, query_heads, head_dim = self._layout["KV_HEADS"], q.shape[1], q.shape[2]
+        kv_heads, query_heads, head_dim = self._shape.kv_heads, q.shape[1], q.shape[2]
         split = tuning.split_of(part.count * kv_heads, part.longest, multiprocessors_of(q.device))
         splits = max(1, min(tuning.max_splits, ceil_div(part.longest, split)))
         partial = q.new_empty((part.count, query_heads, splits, head_dim), dtype=torch.float32)
@@ -203,16 +203,15 @@ class Attend:
         cut = {"MIN_SPLIT": split, "MAX_SPLITS": tuning.max_splits}
         attend_split[(part.count, kv_heads, splits)](
             q, *self._kvs, *self._rows, part.index, self._spans.position, self._slopes, partial, statistics,
-            raw, self._layer, q.stride(0), q.stride(1), part.longest, self._scale, **self._layout,
+            raw, self._layer, q.stride(0), q.stride(1), part.longest, self._scale, CACHE=self._shape,
             **self._formula, **cut, BLOCK_G=max(tuning.decode.queries, padded(self._group)),
             BLOCK_N=tuning.decode.keys, num_warps=tuning.decode.num_warps,
             num_stages=tuning.decode.num_stages,
         )  # fmt: skip
         merge_splits[(part.count, query_heads)](
             partial, statistics, self._spec.sinks, *self._rows[2:], part.index, self.out, merged,
-            self._layer, splits, LAYERS=self._layout["LAYERS"], KV_HEADS=kv_heads, HEAD_DIM=head_dim,
-            GROUP=self._group, **cut, BLOCK_S=triton.next_power_of_2(splits),
-            BLOCK_D=self._formula["BLOCK_D"], num_warps=4,
+            self._layer, splits, CACHE=self._shape, HEAD_DIM=head_dim, GROUP=self._group, **cut,
+            BLOCK_S=triton.next_power_of_2(splits), BLOCK_D=self._formula["BLOCK_D"], num_warps=4,
         )  # fmt: skip
         if part.observe is not None:
             self._observe_decodes(part, part.observe, raw, merged)
@@ -221,10 +220,10 @@ class Attend:
         self, part: Decodes, observe: AttentionObserver, raw: Tensor | None, merged: Tensor | None
     ) -> None:
         for term, accumulator in zip(observe.terms, self._accumulators, strict=False):
-            grid = part.count, self._layout["KV_HEADS"], ceil_div(part.longest, _KVS_PER_PROGRAM)
+            grid = part.count, self._shape.kv_heads, ceil_div(part.longest, _KVS_PER_PROGRAM)
             observe_decode[grid](
                 raw, merged, self._cache.pool.position, accumulator, *self._rows, part.index, self._spans.position,
-                self._layer, part.longest, **self._layout, GROUP=self._group,
+                self._layer, part.longest, CACHE=self._shape, GROUP=self._group,
                 TERM=term.value, AGGREGATE=observe.group.value, EXCLUDE_FIRST=observe.exclude_first,
                 REPLACE=observe.replace, BLOCK_G=triton.next_power_of_2(self._group), BLOCK_N=_KVS_PER_PROGRAM,
                 num_warps=4,
@@ -238,10 +237,10 @@ class Attend:
         statistics = None
         if chunks.watched:
             statistics = q.new_empty((3, *q.shape[:2]), dtype=torch.float32)
-        attend_chunk[(len(chunks.tiles), self._layout["KV_HEADS"])](
+        attend_chunk[(len(chunks.tiles), self._shape.kv_heads)](
             q, *self._kvs, *self._rows, chunks.extents, chunks.tiles, self._spans.position, self._slopes,
             self._spec.sinks, self.out, statistics, self._layer, q.stride(0), q.stride(1), len(q),
-            self._scale, **self._layout, **self._formula, BLOCK_M=self._tile, BLOCK_N=tuning.chunk.keys,
+            self._scale, CACHE=self._shape, **self._formula, BLOCK_M=self._tile, BLOCK_N=tuning.chunk.keys,
             num_warps=tuning.chunk.num_warps, num_stages=tuning.chunk.num_stages,
         )  # fmt: skip
         for watched in chunks.watched:
@@ -253,7 +252,7 @@ class Attend:
     ) -> None:
         """Update `accumulator`, float32 [slots of the pool], by one term of chunks with the same observer."""
         tuning, q, observe = self._tuning.observe, self._q, watched.observe
-        kv_heads, block_size = self._layout["KV_HEADS"], self._layout["BLOCK_SIZE"]
+        kv_heads, block_size = self._shape.kv_heads, self._shape.block_size
         # Pooling per query head, and a maximum of sums, need the sums of single heads.
         apart = observe.smoothing is not None and observe.smoothing.per_query_head
         apart |= observe.replace and observe.group is Group.MAX
@@ -266,7 +265,7 @@ class Attend:
         observe_chunk[(ceil_div(watched.longest, tuning.keys), parts, len(watched.index))](
             q, *self._kvs, *self._rows, chunks.extents, watched.index, self._spans.position, self._slopes,
             statistics, accumulator if sums is None else sums, self._layer, q.stride(0), q.stride(1),
-            len(q), longest, self._scale, **self._layout, **self._formula, TERM=term.value,
+            len(q), longest, self._scale, CACHE=self._shape, **self._formula, TERM=term.value,
             AGGREGATE=observe.group.value, EXCLUDE_FIRST=observe.exclude_first, REPLACE=observe.replace,
             SUMS=sums is not None, HEADS=heads, BLOCK_Q=tuning.queries, BLOCK_N=tuning.keys,
             num_warps=tuning.num_warps, num_stages=tuning.num_stages,
@@ -274,7 +273,7 @@ class Attend:
         if sums is not None:
             replace_accumulators[(len(watched.index), kv_heads, ceil_div(longest, _KVS_PER_PROGRAM))](
                 self._aggregate(chunks, watched, sums.unflatten(1, (kv_heads, -1))), accumulator,
-                *self._rows, watched.index, self._layer, longest, **self._layout, BLOCK_N=_KVS_PER_PROGRAM,
+                *self._rows, watched.index, self._layer, longest, CACHE=self._shape, BLOCK_N=_KVS_PER_PROGRAM,
                 num_warps=4,
             )  # fmt: skip
 

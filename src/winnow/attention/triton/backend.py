@@ -14,8 +14,8 @@ from winnow.attention.triton.attend import Attend, Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
 from winnow.attention.triton.kernels.rotate import rotate_and_write_heads
 from winnow.attention.triton.launch import (
+    CacheShape,
     Tuning,
-    cache_layout,
     capability_of,
     padded,
     product_dtype,
@@ -123,7 +123,7 @@ class _TritonStep(TorchStep):
             "position": spans.position,
             "layer": layer,
             "pool_slots": pool.numbers.position.numel(),
-            **cache_layout(cache),
+            "CACHE": CacheShape.of(cache),
             **side_formats(pool.kind),
             "HEAD_DIM": pool.kind.key_size,
             "NUM_ACCUMULATORS": len(pool.numbers.accumulators),

@@ -63,7 +63,6 @@ def key_difference(
         "KV_HEADS": heads,
         "KEY": key_format(pool.kind),
         "TURN": Turn(pairs, first, interleaved, cos.shape[1], *blocks),
-        "BLOCK_SIZE": pool.kind.size,
         "TILE": _TILE,
         "BLOCK_N": min(_TILE, max(1, _LOADED // padded(dim))),
         "num_warps": 4,

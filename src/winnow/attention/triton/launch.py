@@ -44,15 +44,20 @@ def multiprocessors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def cache_layout(cache: PagedCache) -> dict[str, Any]:
-    layout = cache.pool.layout
-    return {
-        "LAYERS": layout.num_layers,
-        "KV_HEADS": layout.num_kv_heads,
-        "BLOCK_SIZE": layout.block_size,
-        "PAGE_ENTRIES": PAGE_ENTRIES,
-        "PAGES_PER_SEQ": cache.tables.pages_per_seq,
-    }
+@dataclass(frozen=True)
+class CacheShape:
+    """Shape of the cache, a constant with which kernels are compiled."""
+
+    layers: int
+    kv_heads: int
+    block_size: int
+    pages_per_seq: int
+    page_entries: int = PAGE_ENTRIES
+
+    @classmethod
+    def of(cls, cache: PagedCache) -> "CacheShape":
+        layout = cache.pool.layout
+        return cls(layout.num_layers, layout.num_kv_heads, layout.block_size, cache.tables.pages_per_seq)
 
 
 def product_dtype(q: Tensor, codec: PairCodec) -> torch.dtype:

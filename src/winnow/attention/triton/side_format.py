@@ -25,7 +25,7 @@ class SideFormat:
         item_bytes: of an element of that field.
         code_length: elements of that field in a slot.
         group: channels that share a scale.
-        block_bytes: from one block to the next.
+        block_size, block_bytes: slots of a block, and bytes to the next one.
         code, scale, least, outlier, channel: offsets of fields; 0 where there is none.
         outliers: of a vector.
         bias: offset of the KV's bias, which keys have; 0 where there is none.
@@ -38,6 +38,7 @@ class SideFormat:
     head_dim: int
     group: int
     bits: int
+    block_size: int
     block_bytes: int
     code: int
     scale: int = 0
@@ -78,8 +79,8 @@ def readable(codec: PairCodec) -> PairCodec:
 def side_formats(kind: BlockKind) -> dict[str, SideFormat]:
     codec, form = readable(kind.codec), kind.form
     return {
-        "KEY": _side_format(form, "k", codec.key, kind.key_size),
-        "VALUE": _side_format(form, "v", codec.value, kind.value_size),
+        "KEY": _side_format(kind, form, "k", codec.key),
+        "VALUE": _side_format(kind, form, "v", codec.value),
     }
 
 
@@ -88,10 +89,11 @@ def key_format(kind: BlockKind) -> SideFormat | None:
     codec = kind.codec
     if not reads(codec) or codec.rotate_keys:
         return None
-    return _side_format(kind.form if kind.tier is None else kind.key_form, "k", codec.key, kind.key_size)
+    return _side_format(kind, kind.form if kind.tier is None else kind.key_form, "k", codec.key)
 
 
-def _side_format(block: BlockFormat, side: str, form: VectorFormat, head_dim: int) -> SideFormat:
+def _side_format(blocks: BlockKind, block: BlockFormat, side: str, form: VectorFormat) -> SideFormat:
+    head_dim = blocks.key_size if side == "k" else blocks.value_size
     placed = {field.name: (field, offset) for field, offset in block.fields}
     field, code = placed[side]
     offsets = {
@@ -110,6 +112,7 @@ def _side_format(block: BlockFormat, side: str, form: VectorFormat, head_dim: in
         head_dim=head_dim,
         group=head_dim // placed[f"{side}_scale"][0].length if "scale" in offsets else head_dim,
         bits=bits,
+        block_size=blocks.size,
         block_bytes=block.nbytes,
         code=code,
         outliers=placed[f"{side}_outlier"][0].length if "outlier" in offsets else 0,

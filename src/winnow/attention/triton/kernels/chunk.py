@@ -18,16 +18,12 @@ from winnow.attention.triton.kernels.rows import (
 @triton.jit
 def attend_tile(
     queries, slope, now, earliest, row_max, row_sum, acc, seen, storage, position_pool, pages, page_table,
-    slot, layer, head, first, end, scale, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr,
-    VALUE: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    DOT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+    slot, layer, head, first, end, scale, CACHE: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Update the online softmax of a tile of queries by the KVs of a row from `first` on; MASKED: not all see all."""
-    flat = find_slots(
-        pages, page_table, slot, layer, head, first, end,
-        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
-    )  # fmt: skip
+    flat = find_slots(pages, page_table, slot, layer, head, first, end, CACHE, BLOCK_N)
     if MASKED:
         inside = first + tl.arange(0, BLOCK_N) < end
         positions = tl.load(position_pool + flat, mask=inside, other=0)
@@ -38,17 +34,15 @@ def attend_tile(
     else:
         wanted = tl.full([BLOCK_N], True, tl.int1)
         age = None
-    keys, factor = load_keys(storage, flat, wanted, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
-    logits, unit = logits_of(
-        queries, keys, factor, storage, flat, wanted, slope, age, KEY, BLOCK_SIZE, SOFTCAP
-    )
+    keys, factor = load_keys(storage, flat, wanted, scale, KEY, HEAD_DIM, BLOCK_D, DOT)
+    logits, unit = logits_of(queries, keys, factor, storage, flat, wanted, slope, age, KEY, SOFTCAP)
     if MASKED:
         visible = sees(now[:, None], age, inside[None, :], WINDOW)
         logits = tl.where(visible, logits, float("-inf"))
         seen += tl.sum(visible.to(tl.float32), axis=1)
     else:
         seen += BLOCK_N
-    values, value_factor = load_values(storage, flat, wanted, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
+    values, value_factor = load_values(storage, flat, wanted, VALUE, HEAD_DIM, BLOCK_D, DOT)
     row_max, row_sum, acc = online_softmax(logits, unit, values, value_factor, row_max, row_sum, acc)
     return row_max, row_sum, acc, seen
 
@@ -56,11 +50,10 @@ def attend_tile(
 @triton.jit(do_not_specialize=["layer", "tokens"])
 def attend_chunk(
     q, storage, position_pool, pages, page_table, lengths, slots, extents, tiles, position, slopes, sinks,
-    out, statistics, layer, q_token_stride, q_head_stride, tokens, scale, LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, DOT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    out, statistics, layer, q_token_stride, q_head_stride, tokens, scale, CACHE: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Compute tiles of BLOCK_M rows, which are tokens times query heads of a group. Grid (tiles, H).
 
@@ -74,7 +67,7 @@ def attend_chunk(
     start = tl.load(extents + 3 * sequence)
     count = tl.load(extents + 3 * sequence + 1)
     slot = tl.load(slots + sequence)
-    length = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS)
+    length = row_length(lengths, slot, layer, head, CACHE)
 
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
@@ -107,15 +100,13 @@ def attend_chunk(
             row_max, row_sum, acc, seen = attend_tile(
                 queries, slope, now, earliest, row_max, row_sum, acc, seen,
                 storage, position_pool, pages, page_table, slot, layer, head, first, end, scale,
-                LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
-                KEY, VALUE, HEAD_DIM, WINDOW, SOFTCAP, DOT, BLOCK_N, BLOCK_D, False,
+                CACHE, KEY, VALUE, HEAD_DIM, WINDOW, SOFTCAP, DOT, BLOCK_N, BLOCK_D, False,
             )  # fmt: skip
     for first in range(masked, end, BLOCK_N):
         row_max, row_sum, acc, seen = attend_tile(
             queries, slope, now, earliest, row_max, row_sum, acc, seen,
             storage, position_pool, pages, page_table, slot, layer, head, first, end, scale,
-            LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
-            KEY, VALUE, HEAD_DIM, WINDOW, SOFTCAP, DOT, BLOCK_N, BLOCK_D, True,
+            CACHE, KEY, VALUE, HEAD_DIM, WINDOW, SOFTCAP, DOT, BLOCK_N, BLOCK_D, True,
         )  # fmt: skip
 
     if sinks is not None:
@@ -126,11 +117,11 @@ def attend_chunk(
         acc = acc * rescale[:, None]
         row_max = top
     result = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
-    mine = token * (KV_HEADS * GROUP) + query_head
+    mine = token * (CACHE.kv_heads * GROUP) + query_head
     out_at = mine[:, None] * HEAD_DIM + d[None, :]
     tl.store(out + out_at, result.to(out.dtype.element_ty), shown)
     if statistics is not None:
-        plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
+        plane = tokens.to(tl.int64) * (CACHE.kv_heads * GROUP)
         tl.store(statistics + mine, row_max, real)
         tl.store(statistics + plane + mine, row_sum, real)
         tl.store(statistics + 2 * plane + mine, seen, real)

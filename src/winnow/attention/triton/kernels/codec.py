@@ -1,54 +1,49 @@
-"""Codecs in kernels, which read keys or values of any format and decode them in registers.
-
-SIDE is a `SideFormat`, which says where in a block the fields of a side lie. `storage` is the pool's, as bytes.
-"""
+"""Codecs in kernels, which read keys or values of any format and decode them in registers."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def load_biases(storage, flat, inside, KEY: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def load_biases(storage, flat, inside, KEY: tl.constexpr):
     """Return the biases of KVs in slots `flat`, [N], float32."""
-    at = field_at(storage, flat, KEY.bias, 1, tl.float16, 2, KEY.block_bytes, BLOCK_SIZE)
+    at = field_at(storage, flat, KEY.bias, 1, tl.float16, 2, KEY)
     return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def field_at(
     storage, flat, OFFSET: tl.constexpr, LENGTH: tl.constexpr, DTYPE: tl.constexpr,
-    ITEM_BYTES: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ITEM_BYTES: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Return pointers to the first of LENGTH elements that slots hold of a field, in blocks from byte OFFSET on."""
     first = (storage + OFFSET).to(tl.pointer_type(DTYPE))
-    return first + flat // BLOCK_SIZE * (BLOCK_BYTES // ITEM_BYTES) + flat % BLOCK_SIZE * LENGTH
+    stride: tl.constexpr = SIDE.block_bytes // ITEM_BYTES
+    return first + flat // SIDE.block_size * stride + flat % SIDE.block_size * LENGTH
 
 
 # -- decoding --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def load_halves(
-    storage, flat, index, inside, OFFSET: tl.constexpr, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr
-):
+def load_halves(storage, flat, index, inside, OFFSET: tl.constexpr, SIDE: tl.constexpr):
     """Return scales or minima, float32, of the groups `index`."""
     groups: tl.constexpr = SIDE.head_dim // SIDE.group
-    at = field_at(storage, flat, OFFSET, groups, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
+    at = field_at(storage, flat, OFFSET, groups, tl.float16, 2, SIDE)
     return tl.load(at + index, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def load_group_halves(
-    storage, flat, slot_inside, channel, OFFSET: tl.constexpr, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    AXIS: tl.constexpr,
-):  # fmt: skip
+    storage, flat, slot_inside, channel, OFFSET: tl.constexpr, SIDE: tl.constexpr, AXIS: tl.constexpr
+):
     """Return scales or minima of the groups of all channels, each loaded once, along the dimension AXIS of a tile."""
     group: tl.constexpr = SIDE.group
     count: tl.constexpr = channel.shape[AXIS] // group
     size: tl.constexpr = slot_inside.shape[1 - AXIS]
     number = tl.expand_dims(tl.arange(0, count), 1 - AXIS)
     known = slot_inside & (number < SIDE.head_dim // group)
-    x = load_halves(storage, flat, number, known, OFFSET, SIDE, BLOCK_SIZE)
+    x = load_halves(storage, flat, number, known, OFFSET, SIDE)
     if AXIS == 0:
         x = tl.reshape(tl.broadcast_to(x[:, None, :], [count, group, size]), [count * group, size])
     else:
@@ -179,12 +174,9 @@ def bfloat16_of_nibbles(byte, shift, scale, least):
 
 
 @triton.jit
-def load_unscaled(
-    storage, flat, slot_inside, channel, channel_inside, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    DOT: tl.constexpr,
-):  # fmt: skip
+def load_unscaled(storage, flat, slot_inside, channel, channel_inside, SIDE: tl.constexpr, DOT: tl.constexpr):
     """Return the codes of vectors with one scale, as DOT; see `load_vectors`."""
-    at = field_at(storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, 1, SIDE.block_bytes, BLOCK_SIZE)
+    at = field_at(storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, 1, SIDE)
     code = tl.load(at + channel, mask=slot_inside & channel_inside, other=0)
     if tl.bfloat16 == DOT:
         x = bfloat16_of_int8(code) if SIDE.kind == "int8" else bfloat16_of_e4m3(code)
@@ -195,51 +187,42 @@ def load_unscaled(
 
 @triton.jit
 def load_keys(
-    storage, flat, inside, scale, KEY: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, DOT: tl.constexpr,
+    storage, flat, inside, scale, KEY: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """Load keys, DOT [D, N]. Returns them with the factors of their products with queries, which include `scale`."""
     d = tl.arange(0, BLOCK_D)[:, None]
     folded: tl.constexpr = KEY.row_scaled and tl.float16 != DOT
     if folded:
-        keys = load_unscaled(
-            storage, flat[None, :], inside[None, :], d, d < HEAD_DIM, KEY, BLOCK_SIZE, DOT
-        )  # fmt: skip
-        factor = scale * load_halves(storage, flat, 0, inside, KEY.scale, KEY, BLOCK_SIZE)[None, :]
+        keys = load_unscaled(storage, flat[None, :], inside[None, :], d, d < HEAD_DIM, KEY, DOT)
+        factor = scale * load_halves(storage, flat, 0, inside, KEY.scale, KEY)[None, :]
     else:
-        keys = load_vectors(
-            storage, flat[None, :], inside[None, :], d, d < HEAD_DIM, KEY, BLOCK_SIZE, 0, DOT
-        ).to(DOT)  # fmt: skip
+        keys = load_vectors(storage, flat[None, :], inside[None, :], d, d < HEAD_DIM, KEY, 0, DOT).to(DOT)
         factor = scale
     return keys, factor
 
 
 @triton.jit
 def load_values(
-    storage, flat, inside, VALUE: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, DOT: tl.constexpr,
+    storage, flat, inside, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, DOT: tl.constexpr
 ):  # fmt: skip
     """Load values, DOT [N, D]. Returns them with the factors of their attention weights, float32 [1, N] or [1, 1]."""
     d = tl.arange(0, BLOCK_D)[None, :]
     # float16 could not hold a small weight times a scale.
     folded: tl.constexpr = VALUE.row_scaled and tl.float16 != DOT
     if folded:
-        values = load_unscaled(
-            storage, flat[:, None], inside[:, None], d, d < HEAD_DIM, VALUE, BLOCK_SIZE, DOT
-        )  # fmt: skip
-        factor = load_halves(storage, flat, 0, inside, VALUE.scale, VALUE, BLOCK_SIZE)[None, :]
+        values = load_unscaled(storage, flat[:, None], inside[:, None], d, d < HEAD_DIM, VALUE, DOT)
+        factor = load_halves(storage, flat, 0, inside, VALUE.scale, VALUE)[None, :]
     else:
-        values = load_vectors(
-            storage, flat[:, None], inside[:, None], d, d < HEAD_DIM, VALUE, BLOCK_SIZE, 1, DOT
-        ).to(DOT)  # fmt: skip
+        values = load_vectors(storage, flat[:, None], inside[:, None], d, d < HEAD_DIM, VALUE, 1, DOT).to(DOT)
         factor = tl.full([1, 1], 1.0, tl.float32)  # multiplying by a constant 1 costs nothing
     return values, factor
 
 
 @triton.jit
 def load_vectors(
-    storage, flat, slot_inside, channel, channel_inside, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    AXIS: tl.constexpr, DOT: tl.constexpr,
+    storage, flat, slot_inside, channel, channel_inside, SIDE: tl.constexpr, AXIS: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """Return channels of the vectors in the slots `flat`, which broadcast against each other; 0 where a mask is unset.
 
@@ -249,9 +232,7 @@ def load_vectors(
     kind: tl.constexpr = SIDE.kind
     group: tl.constexpr = SIDE.group
     inside = slot_inside & channel_inside
-    at = field_at(
-        storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, SIDE.item_bytes, SIDE.block_bytes, BLOCK_SIZE
-    )
+    at = field_at(storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, SIDE.item_bytes, SIDE)
     if kind == "plain":
         x = tl.load(at + channel, mask=inside, other=0.0)
     else:
@@ -261,16 +242,14 @@ def load_vectors(
         index = 0 if one_group else channel // group
         known = slot_inside if one_group else inside
         if by_group:
-            scale = load_group_halves(storage, flat, slot_inside, channel, SIDE.scale, SIDE, BLOCK_SIZE, AXIS)
+            scale = load_group_halves(storage, flat, slot_inside, channel, SIDE.scale, SIDE, AXIS)
         else:
-            scale = load_halves(storage, flat, index, known, SIDE.scale, SIDE, BLOCK_SIZE)
+            scale = load_halves(storage, flat, index, known, SIDE.scale, SIDE)
         if kind == "affine":
             if by_group:
-                least = load_group_halves(
-                    storage, flat, slot_inside, channel, SIDE.least, SIDE, BLOCK_SIZE, AXIS
-                )
+                least = load_group_halves(storage, flat, slot_inside, channel, SIDE.least, SIDE, AXIS)
             else:
-                least = load_halves(storage, flat, index, known, SIDE.least, SIDE, BLOCK_SIZE)
+                least = load_halves(storage, flat, index, known, SIDE.least, SIDE)
             size: tl.constexpr = group // 2
             if tl.bfloat16 == DOT and SIDE.bits == 4 and size % 16 == 0 and SIDE.outliers == 0:
                 byte = tl.load(at + (channel // group * size + channel % size), mask=inside, other=0)
@@ -283,8 +262,8 @@ def load_vectors(
             x = (code.to(tl.float32) if kind == "int8" else float_of_e4m3(code)) * scale
     outliers: tl.constexpr = SIDE.outliers
     for m in tl.static_range(outliers):
-        rest_at = field_at(storage, flat, SIDE.outlier, outliers, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
-        which_at = field_at(storage, flat, SIDE.channel, outliers, tl.uint8, 1, SIDE.block_bytes, BLOCK_SIZE)
+        rest_at = field_at(storage, flat, SIDE.outlier, outliers, tl.float16, 2, SIDE)
+        which_at = field_at(storage, flat, SIDE.channel, outliers, tl.uint8, 1, SIDE)
         rest = tl.load(rest_at + m, mask=slot_inside, other=0.0).to(tl.float32)
         which = tl.load(which_at + m, mask=slot_inside, other=0).to(tl.int32)
         x += tl.where(which == channel, rest, 0.0)

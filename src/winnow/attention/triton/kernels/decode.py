@@ -32,12 +32,10 @@ def split_size(length, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
 @triton.jit(do_not_specialize=["layer", "raw_stride"])
 def attend_split(
     q, storage, position_pool, pages, page_table, lengths, slots, index, position, slopes, partial,
-    statistics, raw, layer, q_token_stride, q_head_stride, raw_stride, scale, LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, DOT: tl.constexpr,
-    MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    statistics, raw, layer, q_token_stride, q_head_stride, raw_stride, scale, CACHE: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, DOT: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Compute one split of one row for all query heads that share it. Grid (R, H, splits).
 
@@ -47,7 +45,7 @@ def attend_split(
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = sequence_of(row, index)
     slot = tl.load(slots + sequence)
-    length = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS)
+    length = row_length(lengths, slot, layer, head, CACHE)
     size = split_size(length, MIN_SPLIT, MAX_SPLITS)
     start = split * size
     if start >= length:
@@ -63,7 +61,7 @@ def attend_split(
     if slopes is not None:
         slope = tl.load(slopes + query_head, mask=real, other=0.0)[:, None]
     # Index of each query head among R x Hq.
-    mine = row.to(tl.int64) * (KV_HEADS * GROUP) + query_head
+    mine = row.to(tl.int64) * (CACHE.kv_heads * GROUP) + query_head
 
     row_max = tl.full([BLOCK_G], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_G], tl.float32)
@@ -72,30 +70,27 @@ def attend_split(
     for first in range(start, tl.minimum(start + size, length), BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
         inside = n < length
-        flat = find_slots(
-            pages, page_table, slot, layer, head, first, length,
-            LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
-        )  # fmt: skip
+        flat = find_slots(pages, page_table, slot, layer, head, first, length, CACHE, BLOCK_N)
         age = now - tl.load(position_pool + flat, mask=inside, other=0)
         visible = sees(now, age, inside, WINDOW)
         # Skip KVs outside the window. Without a window, loads of keys do not depend on positions.
         wanted = inside if WINDOW is None else visible
-        keys, factor = load_keys(storage, flat, wanted, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
+        keys, factor = load_keys(storage, flat, wanted, scale, KEY, HEAD_DIM, BLOCK_D, DOT)
         logits, unit = logits_of(
-            queries, keys, factor, storage, flat, wanted, slope, age[None, :], KEY, BLOCK_SIZE, SOFTCAP
+            queries, keys, factor, storage, flat, wanted, slope, age[None, :], KEY, SOFTCAP
         )
         logits = tl.where(visible[None, :], logits, float("-inf"))
         if raw is not None:
             tl.store(
                 raw + mine[:, None] * raw_stride + n[None, :], logits * unit, real[:, None] & inside[None, :]
             )
-        values, factor = load_values(storage, flat, wanted, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
+        values, factor = load_values(storage, flat, wanted, VALUE, HEAD_DIM, BLOCK_D, DOT)
         row_max, row_sum, acc = online_softmax(logits, unit, values, factor, row_max, row_sum, acc)
         seen += visible.to(tl.float32)
 
     splits = tl.num_programs(2)
     mine = mine * splits + split
-    plane = tl.num_programs(0).to(tl.int64) * (KV_HEADS * GROUP) * splits
+    plane = tl.num_programs(0).to(tl.int64) * (CACHE.kv_heads * GROUP) * splits
     tl.store(partial + mine[:, None] * HEAD_DIM + d[None, :], acc, real[:, None] & (d < HEAD_DIM)[None, :])
     tl.store(statistics + mine, row_max, real)
     tl.store(statistics + plane + mine, row_sum, real)
@@ -104,9 +99,9 @@ def attend_split(
 
 @triton.jit(do_not_specialize=["layer", "splits"])
 def merge_splits(
-    partial, statistics, sinks, lengths, slots, index, out, merged, layer, splits,
-    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
-    MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    partial, statistics, sinks, lengths, slots, index, out, merged, layer, splits, CACHE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one row and query head. Grid (R, Hq).
 
@@ -116,13 +111,13 @@ def merge_splits(
     row, query_head = tl.program_id(0), tl.program_id(1)
     sequence = sequence_of(row, index)
     slot = tl.load(slots + sequence)
-    length = row_length(lengths, slot, layer, query_head // GROUP, LAYERS, KV_HEADS)
+    length = row_length(lengths, slot, layer, query_head // GROUP, CACHE)
     s = tl.arange(0, BLOCK_S)
     d = tl.arange(0, BLOCK_D)
     there = s < tl.cdiv(length, split_size(length, MIN_SPLIT, MAX_SPLITS))
-    mine = row.to(tl.int64) * (KV_HEADS * GROUP) + query_head
+    mine = row.to(tl.int64) * (CACHE.kv_heads * GROUP) + query_head
     at = mine * splits + s
-    plane = tl.num_programs(0).to(tl.int64) * (KV_HEADS * GROUP) * splits
+    plane = tl.num_programs(0).to(tl.int64) * (CACHE.kv_heads * GROUP) * splits
 
     row_max = tl.load(statistics + at, mask=there, other=float("-inf"))
     top = tl.max(row_max, axis=0)
@@ -140,7 +135,7 @@ def merge_splits(
         other=0.0,
     )
     result = tl.sum(parts * weight[:, None], axis=0) / tl.where(row_sum > 0, row_sum, 1.0)
-    out_at = out + (sequence.to(tl.int64) * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + d
+    out_at = out + (sequence.to(tl.int64) * (CACHE.kv_heads * GROUP) + query_head) * HEAD_DIM + d
     tl.store(out_at, result.to(out.dtype.element_ty), d < HEAD_DIM)
     if merged is not None:
         seen = tl.sum(tl.load(statistics + 2 * plane + at, mask=there, other=0.0), axis=0)

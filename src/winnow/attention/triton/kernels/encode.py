@@ -1,7 +1,4 @@
-"""Codecs in kernels, which write keys or values in any format, encoded as `winnow.cache.formats` has it.
-
-SIDE and `storage` as in `codec`.
-"""
+"""Codecs in kernels, which write keys or values in any format, encoded as `winnow.cache.formats` has it."""
 
 import triton
 import triton.language as tl
@@ -92,9 +89,7 @@ def find_outliers(x_at, inside, COUNT: tl.constexpr, HEAD_DIM: tl.constexpr, BLO
 
 
 @triton.jit
-def store_outliers(
-    storage, flat, x_at, inside, channel, number, least, scale, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr
-):
+def store_outliers(storage, flat, x_at, inside, channel, number, least, scale, SIDE: tl.constexpr):
     """Store what the codes of the channels of a group with this number leave of x; channel: [H, outliers or more]."""
     count: tl.constexpr = SIDE.outliers
     m = tl.arange(0, channel.shape[1])
@@ -104,32 +99,29 @@ def store_outliers(
     rest = (x - (code * scale[:, None] + least[:, None])).to(tl.float16)
     # Infinity could make a logit -inf, which attention takes for a mask; NaN is noticed.
     rest = tl.where(tl.abs(rest.to(tl.float32)) == float("inf"), float("nan"), rest.to(tl.float32))
-    at = field_at(storage, flat, SIDE.outlier, count, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
+    at = field_at(storage, flat, SIDE.outlier, count, tl.float16, 2, SIDE)
     tl.store(at[:, None] + m[None, :], rest.to(tl.float16), shown)
-    at = field_at(storage, flat, SIDE.channel, count, tl.uint8, 1, SIDE.block_bytes, BLOCK_SIZE)
+    at = field_at(storage, flat, SIDE.channel, count, tl.uint8, 1, SIDE)
     tl.store(at[:, None] + m[None, :], channel.to(tl.uint8), shown)
 
 
 @triton.jit
 def store_vectors(
-    storage, flat, x_at, inside, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):  # fmt: skip
+    storage, flat, x_at, inside, SIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
+):
     """Encode the vectors at the pointers x_at, [H], into the slots `flat`, [H], where `inside`."""
     kind: tl.constexpr = SIDE.kind
     if kind == "plain":
         d = tl.arange(0, BLOCK_D)
         shown = inside[:, None] & (d < HEAD_DIM)[None, :]
-        at = field_at(
-            storage, flat, SIDE.code, HEAD_DIM, SIDE.dtype, SIDE.item_bytes, SIDE.block_bytes, BLOCK_SIZE
-        )
+        at = field_at(storage, flat, SIDE.code, HEAD_DIM, SIDE.dtype, SIDE.item_bytes, SIDE)
         x = tl.load(x_at[:, None] + d[None, :], mask=shown)
         tl.store(at[:, None] + d[None, :], x.to(SIDE.dtype), shown)
     else:
         group: tl.constexpr = SIDE.group
         groups: tl.constexpr = HEAD_DIM // group
-        at = field_at(storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, 1, SIDE.block_bytes, BLOCK_SIZE)
-        scale_at = field_at(storage, flat, SIDE.scale, groups, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
+        at = field_at(storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, 1, SIDE)
+        scale_at = field_at(storage, flat, SIDE.scale, groups, tl.float16, 2, SIDE)
         i = tl.arange(0, triton.next_power_of_2(group))
         shown = inside[:, None] & (i < group)[None, :]
         if SIDE.outliers > 0:
@@ -150,9 +142,7 @@ def store_vectors(
                 most = nan_where(tl.max(high, axis=1), broken)
                 span = tl.math.div_rn(most - least.to(tl.float32), 2.0**SIDE.bits - 1.0)
                 scale = tl.where(span < 0.0, 0.0, span).to(tl.float16)
-                least_at = field_at(
-                    storage, flat, SIDE.least, groups, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE
-                )
+                least_at = field_at(storage, flat, SIDE.least, groups, tl.float16, 2, SIDE)
                 tl.store(least_at + number, least, inside)
                 least, wide = least.to(tl.float32), scale.to(tl.float32)
                 code_at = at + number * (group * SIDE.bits // 8)
@@ -162,9 +152,7 @@ def store_vectors(
                 else:
                     store_plane(code_at, first, inside, least, wide, SIDE.bits, 0, SIDE.bits, group)
                 if SIDE.outliers > 0:
-                    store_outliers(
-                        storage, flat, x_at, inside, channel, number, least, wide, SIDE, BLOCK_SIZE
-                    )
+                    store_outliers(storage, flat, x_at, inside, channel, number, least, wide, SIDE)
             else:
                 limit: tl.constexpr = 127.0 if kind == "int8" else 448.0
                 size = nan_where(tl.max(tl.abs(x), axis=1), any_nan(x))

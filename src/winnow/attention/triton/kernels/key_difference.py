@@ -9,19 +9,17 @@ LEAST_NORM: tl.constexpr = tl.constexpr(1e-12)
 
 
 @triton.jit
-def load_part(storage, flat, inside, channel, real, KEY: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def load_part(storage, flat, inside, channel, real, KEY: tl.constexpr):
     """Return channels of keys, float32 [N, channels]; zeros where there are none."""
-    x = load_vectors(
-        storage, flat[:, None], inside[:, None], channel, real, KEY, BLOCK_SIZE, None, tl.float32
-    ).to(tl.float32)  # fmt: skip
+    x = load_vectors(storage, flat[:, None], inside[:, None], channel, real, KEY, None, tl.float32)
+    x = x.to(tl.float32)
     return tl.where(inside[:, None] & real, x, 0.0)  # codes may have a minimum there
 
 
 @triton.jit(do_not_specialize=["first_slot", "stride"])
 def compare_keys(
     storage, slots, positions, lengths, counted, sums, cosines, sines, target, first_slot, stride,
-    KV_HEADS: tl.constexpr, KEY: tl.constexpr, TURN: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_N: tl.constexpr,
+    KV_HEADS: tl.constexpr, KEY: tl.constexpr, TURN: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Sum the directions of keys, or compare keys with their sum. A program has TILE KVs. Grid (rows, tiles).
 
@@ -58,9 +56,9 @@ def compare_keys(
         if counted is not None:
             inside = inside & (position >= since)
         flat = tl.load(slots + row * stride + n, mask=inside, other=first_slot) - first_slot
-        a = load_part(storage, flat, inside, first, paired, KEY, BLOCK_SIZE)
-        b = load_part(storage, flat, inside, second, paired, KEY, BLOCK_SIZE)
-        c = load_part(storage, flat, inside, rest, beyond, KEY, BLOCK_SIZE)
+        a = load_part(storage, flat, inside, first, paired, KEY)
+        b = load_part(storage, flat, inside, second, paired, KEY)
+        c = load_part(storage, flat, inside, rest, beyond, KEY)
         square = tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1) + tl.sum(c * c, axis=1)
         scale = 1.0 / tl.maximum(tl.sqrt(square), LEAST_NORM)
         angle = position.to(tl.int64)[:, None] * TURN.stride + i

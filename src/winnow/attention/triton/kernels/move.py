@@ -12,8 +12,7 @@ from winnow.attention.triton.kernels.rows import find_blocks, row_length
 def write_token(
     token, k, v, storage, position_pool, accumulators, pages, page_table, lengths, token_slots,
     tokens_after, position, layer, k_token_stride, k_head_stride, v_token_stride, v_head_stride, pool_slots,
-    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    CACHE: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
     NUM_ACCUMULATORS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Store a token's KVs of all heads and zero their accumulators.
@@ -23,21 +22,18 @@ def write_token(
     slot = tl.load(token_slots + token)
     head = tl.arange(0, BLOCK_H)
     # Count a token's place from the end of its row: rows may differ in length, but all end with this batch.
-    n = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS) - 1
+    n = row_length(lengths, slot, layer, head, CACHE) - 1
     if tokens_after is not None:
         n -= tl.load(tokens_after + token).to(tl.int32)
     inside = n >= 0  # the row of a padding sequence is empty
-    block = find_blocks(
-        pages, page_table, slot, layer, head, n // BLOCK_SIZE, inside,
-        LAYERS, KV_HEADS, PAGE_ENTRIES, PAGES_PER_SEQ,
-    )  # fmt: skip
-    flat = block * BLOCK_SIZE + n % BLOCK_SIZE
+    block = find_blocks(pages, page_table, slot, layer, head, n // CACHE.block_size, inside, CACHE)
+    flat = block * CACHE.block_size + n % CACHE.block_size
     key_at = k + token * k_token_stride + head * k_head_stride
-    store_vectors(storage, flat, key_at, inside, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D)
+    store_vectors(storage, flat, key_at, inside, KEY, HEAD_DIM, BLOCK_D)
     value_at = v + token * v_token_stride + head * v_head_stride
-    store_vectors(storage, flat, value_at, inside, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D)
+    store_vectors(storage, flat, value_at, inside, VALUE, HEAD_DIM, BLOCK_D)
     if KEY.bias > 0:
-        bias_at = field_at(storage, flat, KEY.bias, 1, tl.float16, 2, KEY.block_bytes, BLOCK_SIZE)
+        bias_at = field_at(storage, flat, KEY.bias, 1, tl.float16, 2, KEY)
         tl.store(bias_at, tl.zeros([BLOCK_H], tl.float16), inside)
     now = tl.load(position + token).to(tl.int32)
     tl.store(position_pool + flat, tl.zeros([BLOCK_H], tl.int32) + now, inside)
@@ -49,16 +45,14 @@ def write_token(
 def write_kvs(
     k, v, storage, position_pool, accumulators, pages, page_table, lengths, token_slots, tokens_after,
     position, layer, k_token_stride, k_head_stride, v_token_stride, v_head_stride, pool_slots,
-    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    CACHE: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
     NUM_ACCUMULATORS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Store one token's KVs of all heads and zero their accumulators. Grid (T)."""
     write_token(
         tl.program_id(0).to(tl.int64), k, v, storage, position_pool, accumulators, pages, page_table, lengths,
         token_slots, tokens_after, position, layer, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
-        pool_slots, LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, KEY, VALUE, HEAD_DIM,
-        NUM_ACCUMULATORS, BLOCK_H, BLOCK_D,
+        pool_slots, CACHE, KEY, VALUE, HEAD_DIM, NUM_ACCUMULATORS, BLOCK_H, BLOCK_D,
     )  # fmt: skip
 
 

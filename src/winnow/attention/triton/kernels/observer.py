@@ -34,8 +34,7 @@ def put(accumulator, flat, added, inside, REPLACE: tl.constexpr):
 @triton.jit(do_not_specialize=["layer", "raw_stride"])
 def observe_decode(
     raw, statistics, position_pool, accumulator, pages, page_table, lengths, slots, index,
-    position, layer, raw_stride, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr, GROUP: tl.constexpr, TERM: tl.constexpr,
+    position, layer, raw_stride, CACHE: tl.constexpr, GROUP: tl.constexpr, TERM: tl.constexpr,
     AGGREGATE: tl.constexpr, EXCLUDE_FIRST: tl.constexpr, REPLACE: tl.constexpr, BLOCK_G: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -46,19 +45,16 @@ def observe_decode(
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = sequence_of(row, index)
     slot = tl.load(slots + sequence)
-    length = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS)
+    length = row_length(lengths, slot, layer, head, CACHE)
     if block * BLOCK_N >= length:
         return
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < length
-    flat = find_slots(
-        pages, page_table, slot, layer, head, block * BLOCK_N, length,
-        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
-    )  # fmt: skip
+    flat = find_slots(pages, page_table, slot, layer, head, block * BLOCK_N, length, CACHE, BLOCK_N)
     g = tl.arange(0, BLOCK_G)
     real = g < GROUP
-    mine = row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + g
-    plane = tl.num_programs(0) * (KV_HEADS * GROUP)
+    mine = row.to(tl.int64) * (CACHE.kv_heads * GROUP) + head * GROUP + g
+    plane = tl.num_programs(0) * (CACHE.kv_heads * GROUP)
     row_max = tl.load(statistics + mine, mask=real, other=0.0)
     row_sum = tl.load(statistics + plane + mine, mask=real, other=1.0)
     seen = tl.load(statistics + 2 * plane + mine, mask=real, other=0.0)
@@ -85,12 +81,11 @@ def observe_decode(
 @triton.jit(do_not_specialize=["layer", "tokens", "longest"])
 def observe_chunk(
     q, storage, position_pool, pages, page_table, lengths, slots, extents, index, position, slopes,
-    statistics, target, layer, q_token_stride, q_head_stride, tokens, longest, scale, LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, DOT: tl.constexpr, TERM: tl.constexpr,
-    AGGREGATE: tl.constexpr, EXCLUDE_FIRST: tl.constexpr, REPLACE: tl.constexpr, SUMS: tl.constexpr,
-    HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    statistics, target, layer, q_token_stride, q_head_stride, tokens, longest, scale, CACHE: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, DOT: tl.constexpr, TERM: tl.constexpr, AGGREGATE: tl.constexpr,
+    EXCLUDE_FIRST: tl.constexpr, REPLACE: tl.constexpr, SUMS: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Recompute the probabilities of a chunk's queries that count. Grid (blocks of KVs, Hq / HEADS, R).
 
@@ -102,7 +97,7 @@ def observe_chunk(
     head = part * HEADS // GROUP
     sequence = sequence_of(row, index)
     slot = tl.load(slots + sequence)
-    length = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS)
+    length = row_length(lengths, slot, layer, head, CACHE)
     if block * BLOCK_N >= length:
         return
     start = tl.load(extents + 3 * sequence)
@@ -110,13 +105,10 @@ def observe_chunk(
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     inside = n < length
-    flat = find_slots(
-        pages, page_table, slot, layer, head, block * BLOCK_N, length,
-        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
-    )  # fmt: skip
+    flat = find_slots(pages, page_table, slot, layer, head, block * BLOCK_N, length, CACHE, BLOCK_N)
     positions = tl.load(position_pool + flat, mask=inside, other=0)
-    keys, factor = load_keys(storage, flat, inside, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
-    plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
+    keys, factor = load_keys(storage, flat, inside, scale, KEY, HEAD_DIM, BLOCK_D, DOT)
+    plane = tokens.to(tl.int64) * (CACHE.kv_heads * GROUP)
     added = tl.zeros([BLOCK_N], tl.float32)
     # The chunk's own KVs are the last of the row: skip queries before the block's first KV.
     counting = tl.maximum(tl.load(extents + 3 * sequence + 2), 0)
@@ -136,10 +128,8 @@ def observe_chunk(
             slope = None
             if slopes is not None:
                 slope = tl.load(slopes + query_head)
-            logits, unit = logits_of(
-                queries, keys, factor, storage, flat, inside, slope, age, KEY, BLOCK_SIZE, SOFTCAP
-            )
-            mine = token * (KV_HEADS * GROUP) + query_head
+            logits, unit = logits_of(queries, keys, factor, storage, flat, inside, slope, age, KEY, SOFTCAP)
+            mine = token * (CACHE.kv_heads * GROUP) + query_head
             row_max = tl.load(statistics + mine, mask=real, other=0.0)
             row_sum = tl.load(statistics + plane + mine, mask=real, other=1.0)
             seen = tl.load(statistics + 2 * plane + mine, mask=real, other=0.0)
@@ -161,19 +151,15 @@ def observe_chunk(
 
 @triton.jit(do_not_specialize=["layer", "longest"])
 def replace_accumulators(
-    values, accumulator, pages, page_table, lengths, slots, index, layer, longest, LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr, BLOCK_N: tl.constexpr,
+    values, accumulator, pages, page_table, lengths, slots, index, layer, longest, CACHE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write values, float32 [R, H, longest], to the slots of the rows. Grid (R, H, blocks of KVs)."""
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + sequence_of(row, index))
-    length = row_length(lengths, slot, layer, head, LAYERS, KV_HEADS)
+    length = row_length(lengths, slot, layer, head, CACHE)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < length
-    flat = find_slots(
-        pages, page_table, slot, layer, head, block * BLOCK_N, length,
-        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
-    )  # fmt: skip
-    value = tl.load(values + (row.to(tl.int64) * KV_HEADS + head) * longest + n, mask=inside, other=0.0)
+    flat = find_slots(pages, page_table, slot, layer, head, block * BLOCK_N, length, CACHE, BLOCK_N)
+    value = tl.load(values + (row.to(tl.int64) * CACHE.kv_heads + head) * longest + n, mask=inside, other=0.0)
     put(accumulator, flat, value, inside, True)

@@ -55,10 +55,8 @@ def rotate_and_write_heads(
     heads, row_stride, cos, sin, query_norm, key_norm, query_eps, key_eps, storage, position_pool,
     accumulators, pages, page_table, lengths, token_slots, tokens_after, position, layer, pool_slots,
     QUERY_HEADS: tl.constexpr, HALF: tl.constexpr, QUERY_ONE_PLUS: tl.constexpr, KEY_ONE_PLUS: tl.constexpr,
-    BLOCK: tl.constexpr, REST: tl.constexpr, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr,
-    VALUE: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_ACCUMULATORS: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr, REST: tl.constexpr, CACHE: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, NUM_ACCUMULATORS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Norm and rotate a token's queries and keys in place, and store its KVs. Grid (T, 1 + tiles of query heads).
 
@@ -73,15 +71,14 @@ def rotate_and_write_heads(
             HEAD_DIM, HALF, QUERY_ONE_PLUS, BLOCK, REST,
         )  # fmt: skip
     else:
-        keys, values = QUERY_HEADS * HEAD_DIM, (QUERY_HEADS + KV_HEADS) * HEAD_DIM
+        keys, values = QUERY_HEADS * HEAD_DIM, (QUERY_HEADS + CACHE.kv_heads) * HEAD_DIM
         rotate_vectors(
-            row + keys + head * HEAD_DIM, head < KV_HEADS, token, cos, sin, key_norm, key_eps,
+            row + keys + head * HEAD_DIM, head < CACHE.kv_heads, token, cos, sin, key_norm, key_eps,
             HEAD_DIM, HALF, KEY_ONE_PLUS, BLOCK, REST,
         )  # fmt: skip
         tl.debug_barrier()  # other threads of the program read the keys
         write_token(
             token, heads + keys, heads + values, storage, position_pool, accumulators, pages, page_table, lengths,
             token_slots, tokens_after, position, layer, row_stride, HEAD_DIM, row_stride, HEAD_DIM, pool_slots,
-            LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, KEY, VALUE, HEAD_DIM, NUM_ACCUMULATORS,
-            BLOCK_H, BLOCK_D,
+            CACHE, KEY, VALUE, HEAD_DIM, NUM_ACCUMULATORS, BLOCK_H, BLOCK_D,
         )  # fmt: skip

@@ -10,32 +10,28 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def row_length(lengths, slot, layer, head, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr):
+def row_length(lengths, slot, layer, head, CACHE: tl.constexpr):
     """Return KVs in the rows of `slot`, `layer` and `head`.
 
     0 where `slot` is negative, which pads a batch, or `head` is beyond the last, which pads a tile.
     """
-    row = (tl.maximum(slot, 0) * LAYERS + layer) * KV_HEADS + head
-    return tl.where(slot >= 0, tl.load(lengths + row, mask=head < KV_HEADS, other=0), 0)
+    row = (tl.maximum(slot, 0) * CACHE.layers + layer) * CACHE.kv_heads + head
+    return tl.where(slot >= 0, tl.load(lengths + row, mask=head < CACHE.kv_heads, other=0), 0)
 
 
 @triton.jit
-def find_blocks(
-    pages, page_table, slot, layer, head, block, inside, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr,
-):  # fmt: skip
+def find_blocks(pages, page_table, slot, layer, head, block, inside, CACHE: tl.constexpr):
     """Return the pool's blocks, int64, that are the block-th of a row; 0 where not `inside`."""
-    page = tl.load(page_table + slot * PAGES_PER_SEQ + block // PAGE_ENTRIES, mask=inside, other=0)
-    row = (page.to(tl.int64) * LAYERS + layer) * KV_HEADS + head
-    return tl.load(pages + row * PAGE_ENTRIES + block % PAGE_ENTRIES, mask=inside, other=0).to(tl.int64)
+    entries: tl.constexpr = CACHE.page_entries
+    page = tl.load(page_table + slot * CACHE.pages_per_seq + block // entries, mask=inside, other=0)
+    row = (page.to(tl.int64) * CACHE.layers + layer) * CACHE.kv_heads + head
+    return tl.load(pages + row * entries + block % entries, mask=inside, other=0).to(tl.int64)
 
 
 @triton.jit
 def find_slots(
-    pages, page_table, slot, layer, head, first, length, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    pages, page_table, slot, layer, head, first, length, CACHE: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """Return flat slot numbers, int64 [BLOCK_N], of the KVs of a row from `first` on, a multiple of BLOCK_N.
 
     Those from `length` on are any slots of the pool.
@@ -43,20 +39,15 @@ def find_slots(
     n = first + tl.arange(0, BLOCK_N)
     # Look each block of a small tile up once. In a tile of 128 each thread has a KV to look up, and passes it on, where
     # the compiler would repeat what is looked up by block in every layout: twice the instructions.
-    if BLOCK_N < 128 and BLOCK_N % BLOCK_SIZE == 0 and BLOCK_SIZE & (BLOCK_SIZE - 1) == 0:
-        blocks: tl.constexpr = BLOCK_N // BLOCK_SIZE
-        number = first // BLOCK_SIZE + tl.arange(0, blocks)
-        block = find_blocks(
-            pages, page_table, slot, layer, head, number, number * BLOCK_SIZE < length,
-            LAYERS, KV_HEADS, PAGE_ENTRIES, PAGES_PER_SEQ,
-        )  # fmt: skip
-        block = tl.reshape(tl.broadcast_to(block[:, None], [blocks, BLOCK_SIZE]), [BLOCK_N])
+    size: tl.constexpr = CACHE.block_size
+    if BLOCK_N < 128 and BLOCK_N % size == 0 and size & (size - 1) == 0:
+        blocks: tl.constexpr = BLOCK_N // size
+        number = first // size + tl.arange(0, blocks)
+        block = find_blocks(pages, page_table, slot, layer, head, number, number * size < length, CACHE)
+        block = tl.reshape(tl.broadcast_to(block[:, None], [blocks, size]), [BLOCK_N])
     else:
-        block = find_blocks(
-            pages, page_table, slot, layer, head, n // BLOCK_SIZE, n < length,
-            LAYERS, KV_HEADS, PAGE_ENTRIES, PAGES_PER_SEQ,
-        )  # fmt: skip
-    return block * BLOCK_SIZE + n % BLOCK_SIZE
+        block = find_blocks(pages, page_table, slot, layer, head, n // size, n < length, CACHE)
+    return block * size + n % size
 
 
 @triton.jit
@@ -79,9 +70,8 @@ def sees(now, age, inside, WINDOW: tl.constexpr):
 
 @triton.jit
 def logits_of(
-    queries, keys, factor, storage, flat, inside, slopes, age, KEY: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-):  # fmt: skip
+    queries, keys, factor, storage, flat, inside, slopes, age, KEY: tl.constexpr, SOFTCAP: tl.constexpr
+):
     """Return logits to base 2, float32 [M, N], and a number by which they are still to be multiplied.
 
     They are products of queries [M, D] and keys [D, N] times `factor`, soft-capped and biased. `factor` is to base 2
@@ -102,7 +92,7 @@ def logits_of(
             bent = (SOFTCAP * LOG2E) * (1.0 - e) / (1.0 + e)
             logits = tl.where(logits < 0, -bent, bent)
         if KEY.bias > 0:
-            logits += LOG2E * load_biases(storage, flat, inside, KEY, BLOCK_SIZE)[None, :]
+            logits += LOG2E * load_biases(storage, flat, inside, KEY)[None, :]
         if slopes is not None:
             logits -= LOG2E * slopes * age
     return logits, unit
