@@ -34,9 +34,7 @@ class SequenceGroup:
     tokens: slice | Tensor  # queries of them in the packed batch, G * n of them
     longest: int
     observe: AttentionObserver | None
-    select_from: (
-        int  # first of the n queries of each that reads the values it weighs most (`Spans.select_from`)
-    )
+    select_from: int  # first of the n queries of each that selects values (`Spans.select_from`)
 
     def of_queries(self, x: Tensor) -> Tensor:
         return x[self.tokens].unflatten(0, (len(self.index), -1))

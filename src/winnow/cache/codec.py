@@ -50,13 +50,13 @@ class BlockFormat:
     nbytes: int
 
     @classmethod
-    def of(cls, fields: tuple[Field, ...], block_size: int) -> "BlockFormat":
+    def of(cls, fields: tuple[Field, ...], block_size: int, align: int = 1) -> "BlockFormat":
         placed, end = [], 0
         for field in fields:
             offset = round_up(end, field.item_bytes)
             placed.append(PlacedField(field, offset))
             end = offset + block_size * field.slot_bytes
-        return cls(tuple(placed), round_up(end, max(field.item_bytes for field in fields)))
+        return cls(tuple(placed), round_up(end, max(align, *(field.item_bytes for field in fields))))
 
     @classmethod
     def of_sides(cls, keys: "BlockFormat", values: "BlockFormat") -> "BlockFormat":
@@ -68,10 +68,6 @@ class BlockFormat:
         """Return the same, with these fields in the places of those that there are."""
         placed = zip(values, self.fields, strict=True)
         return replace(self, fields=(*self.fields, *(PlacedField(v, k.offset) for v, k in placed)))
-
-    def padded(self) -> "BlockFormat":
-        """Return the same in whole words of 8 bytes, so that any field may follow, and blocks are copied as words."""
-        return replace(self, nbytes=round_up(self.nbytes, 8))
 
 
 @dataclass(frozen=True)

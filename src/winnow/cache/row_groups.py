@@ -54,11 +54,12 @@ class BlockKind:
 
     @cached_property
     def key_form(self) -> BlockFormat:
-        return BlockFormat.of(self.key_fields, self.size).padded()
+        # In whole words of 8 bytes, so that any field may follow, and blocks are copied as words.
+        return BlockFormat.of(self.key_fields, self.size, align=8)
 
     @cached_property
     def value_form(self) -> BlockFormat:
-        return BlockFormat.of(self.value_fields, self.size).padded()
+        return BlockFormat.of(self.value_fields, self.size, align=8)
 
     @cached_property
     def key_fields(self) -> tuple[Field, ...]:

@@ -74,12 +74,10 @@ class Ledger:
 
     @property
     def held_bytes(self) -> int:
-        """Device bytes of the blocks in use."""
         return self.layout.device_bytes(self.allocator.held)
 
     @property
     def cached_bytes(self) -> int:
-        """Device bytes of the blocks that only the index holds."""
         return self.layout.device_bytes(self.allocator.cached)
 
     @property
