@@ -76,11 +76,6 @@ class ReplayPass:
     def length(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def num_judged(self) -> int:
-        """KVs of the context whose accumulators the pass raises."""
-        return self.head + self.end - self.start
-
 
 def replay_passes(
     replay: Replay, context_ids: Sequence[int], instruction: Instruction, sinks: int, positions: int

@@ -184,7 +184,8 @@ class LayerRows:
 
     def key_directions(self) -> KeyDirections:
         """Return sums of the directions of the keys that earlier rounds saw. Requires `Needs(directions=True)`."""
-        sums, counted = self._signals.key_directions(self.layers, self.round.slots, self._vectors)
+        vectors = self.position.shape[1], self.pool.kind.key_size  # heads of a layer, and numbers in a key
+        sums, counted = self._signals.key_directions(self.layers, self.round.slots, vectors)
         return KeyDirections(sums.flatten(0, 1), counted.repeat(len(self.layers)))
 
     def keep_key_directions(self, sums: Tensor) -> None:
@@ -211,11 +212,6 @@ class LayerRows:
     def age(self) -> Tensor:
         """Return positions from each KV to the last token computed, int32 [B, H, N]; 0 for that token's own KV."""
         return self.round.now[:, None, None] - self.position
-
-    @property
-    def _vectors(self) -> tuple[int, int]:
-        """Heads of a layer, and numbers in a key."""
-        return self.position.shape[1], self.pool.kind.key_size
 
     @property
     def _block(self) -> Tensor:
