@@ -20,7 +20,7 @@ from winnow.models.fast.fused.triton_passes import TritonPasses
 
 def test_fused_layers_rotate_and_store_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers are those of the reference, and no launch only rotates or only stores."""
-    model = save_tiny_llama(tmp_path, seed=3)
+    model = save_tiny_llama(tmp_path, seed=3, num_hidden_layers=1)
     params, answers = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), []
     monkeypatch.setattr(optimize, "_passes_fit", lambda model: True)
     for backend in ("reference", "triton"):
@@ -34,11 +34,13 @@ def test_fused_layers_rotate_and_store_in_one_pass(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("eviction", "budget"), [("h2o", 24), ("snapkv", 40)])
-def test_answers_and_what_is_kept_equal_the_reference(eviction: str, budget: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("eviction", "budget", "chunk"), [("h2o", 12, 16), ("snapkv", 40, 32)])
+def test_answers_and_what_is_kept_equal_the_reference(
+    eviction: str, budget: int, chunk: int, tmp_path: Path
+) -> None:
     """One policy watches all queries, the other pools what the last ones of the prompt saw."""
     model = save_tiny_llama(tmp_path, seed=3)
-    prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7, 8, 9, 10, 11] * 7, [3, 4] * 9)]
+    prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7, 8, 9, 10, 11] * (chunk // 5), [3, 4] * 5)]
     answers = []
     for backend in ("triton", "reference"):
         llm = LLM(
@@ -47,11 +49,11 @@ def test_answers_and_what_is_kept_equal_the_reference(eviction: str, budget: int
             attention_backend=backend,
             kv_memory="1MiB",
             block_size=4,
-            prefill_chunk=32,
+            prefill_chunk=chunk,
             eviction=eviction,
             kv_budget=budget,
         )
-        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
         completions = [output.outputs[0] for output in outputs]
         assert completions[0].eviction is not None and completions[0].eviction.rounds > 0
         answers.append([(c.token_ids, c.eviction and c.eviction.kept) for c in completions])

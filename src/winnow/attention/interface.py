@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -153,9 +154,13 @@ class NativeSpec:
         self._sinks, self._slopes = (
             None if x is None else x.detach().float().contiguous() for x in (spec.sinks, spec.slopes)
         )
+        self._spec = spec
+
+    @cached_property
+    def native(self) -> "native.AttentionSpec":
+        spec, window, softcap = self._spec, self._spec.window or 0, self._spec.softcap or 0.0
         sinks, slopes = (0 if x is None else x.data_ptr() for x in (self._sinks, self._slopes))
-        window, softcap = spec.window or 0, spec.softcap or 0.0
-        self.native = native.AttentionSpec(
+        return native.AttentionSpec(
             scale=spec.scale, window=window, softcap=softcap, sinks=sinks, slopes=slopes, chunked=spec.chunked
         )
 

@@ -202,13 +202,6 @@ class LayerRows:
         found: P = self._signals.probe(kind)
         return found
 
-    def by_position(self, numbers: Tensor) -> Tensor:
-        """Return, of numbers of each position, [B, H, P], those of the KVs, [B, H, N]; 0 beyond P."""
-        last = max(numbers.shape[-1] - 1, 0)
-        place = self.position.long().masked_fill(~self.valid, 0)
-        outside = ~self.valid | (place > last)
-        return numbers.gather(-1, place.clamp_max(last)).masked_fill_(outside, 0.0)
-
     def age(self) -> Tensor:
         """Return positions from each KV to the last token computed, int32 [B, H, N]; 0 for that token's own KV."""
         return self.round.now[:, None, None] - self.position
