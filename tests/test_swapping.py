@@ -244,7 +244,7 @@ def test_an_aborted_swapped_request_returns_its_host_memory_though_no_step_follo
         llm.abort(first)
         output = llm.abort(second)
         assert output is not None and output.outputs[0].finish_reason == "abort"
-        assert tier.nbytes == llm.stats().host_bytes_used == 0 and not len(tier)
+        assert tier.nbytes == llm.stats().host_bytes_used == 0 and not tier.host_ids
         llm.check_integrity()
 
 

@@ -34,12 +34,6 @@ class HostTier:
         self._pool = pool
         self._copies: dict[int, Tensor] = {}
 
-    def __contains__(self, host_id: int) -> bool:
-        return host_id in self._copies
-
-    def __len__(self) -> int:
-        return len(self._copies)
-
     @property
     def host_ids(self) -> set[int]:
         return set(self._copies)
