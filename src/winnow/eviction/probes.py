@@ -12,7 +12,7 @@ from winnow.cache.layout import ceil_div
 from winnow.cache.slot_states import SlotState
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.sequence import SequenceEviction
-from winnow.eviction.signals import Needs, ReferenceQueries, Signals
+from winnow.eviction.signals import ReferenceQueries, Signals
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,6 @@ class Watched:
     tokens: slice
     start: int
     replay: int | None = None
-
-    @property
-    def needs(self) -> Needs:
-        found: Needs = self.eviction.policy.score.needs
-        return found
 
     @property
     def end(self) -> int:

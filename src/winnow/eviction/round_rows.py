@@ -183,7 +183,7 @@ class LayerRows:
         return self._where_valid(self._signals.turn(self.layer, self.keys(), -self.position))
 
     def key_directions(self) -> KeyDirections:
-        """Return sums of the directions of the keys that earlier rounds saw. Requires `Needs(directions=True)`."""
+        """Return sums of the directions of the keys, before rotation, that earlier rounds saw."""
         vectors = self.position.shape[1], self.pool.kind.key_size  # heads of a layer, and numbers in a key
         sums, counted = self._signals.key_directions(self.layers, self.round.slots, vectors)
         return KeyDirections(sums.flatten(0, 1), counted.repeat(len(self.layers)))

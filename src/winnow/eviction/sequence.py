@@ -176,7 +176,7 @@ class SequenceEviction:
     def num_shareable(self) -> int:
         """Tokens of the prompt that may be found computed: no round or query that adds to accumulators comes before."""
         policy = self.policy
-        if policy.score.needs.queries:
+        if policy.score.needs.probes:
             return 0
         if policy.observes[False] is None:
             return max(self._round_end(0) - 1, 0)
@@ -191,12 +191,11 @@ class SequenceEviction:
         from policy and prompt, so that who looks for a snapshot knows where to look.
         """
         policy = self.policy
-        signals = policy.score.needs.queries
         # What the engine learnt of the context's queries is no part of a snapshot; after the last round it is useless.
-        is_known = not (signals and policy.when.in_decode)
+        is_known = not (policy.score.needs.probes and policy.when.in_decode)
         if policy.when.after_prefill and self.context_len < self.prompt_len and is_known:
             yield self.context_len, self.rule_at(self.context_len)
-        if not self._step or signals:
+        if not self._step or policy.score.needs.probes:
             return
         apart = self._step * ceil_div(self.target, self._step)
         last = min(self.question_end, self.context_len - 1, self.prompt_len - 1)

@@ -19,13 +19,6 @@ class Needs:
     """Classes of what is kept of the context's queries, keys and values (`winnow.eviction.Probe`)."""
     rotation: bool = False
     """The rotation of keys."""
-    directions: bool = False
-    """Sums of the directions of all keys seen, before rotation."""
-
-    @property
-    def queries(self) -> bool:
-        """Return whether the context's queries must be looked at."""
-        return bool(self.probes)
 
 
 class KeyDirections(NamedTuple):
@@ -82,9 +75,6 @@ class Signals(Protocol):
 
     def probe(self, kind: type[Any]) -> Any:
         """Return the probe of a class that a policy named."""
-
-    def shape(self, layer: int) -> tuple[int, int, int]:
-        """Return query heads, KV heads and head size of a layer."""
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         """Rotate keys, float32 [..., d], by `difference` positions, [...]."""

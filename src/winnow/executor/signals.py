@@ -110,9 +110,6 @@ class EngineSignals:
     def probe(self, kind: type[Probe]) -> Probe:
         return self.probes[kind]
 
-    def shape(self, layer: int) -> tuple[int, int, int]:
-        return self._model.geometry.shape(layer)
-
     def watch(self, plan: StepPlan) -> tuple[tuple[Probe, Watched], ...]:
         """Start a step. Returns which of its tokens probes are shown."""
         found, first = list[tuple[Probe, Watched]](), 0

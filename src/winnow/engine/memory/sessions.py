@@ -254,7 +254,7 @@ def continues(policy: EvictionPolicy) -> bool:
     """Return whether rounds of a policy may compress again the rows that its rounds of an earlier turn left. What is
     learnt of queries beside KVs is not kept, and a replay repeats tokens whose KVs are gone."""
     score = policy.score
-    return not score.needs.queries and score.replay is None and policy.compact is None
+    return not score.needs.probes and score.replay is None and policy.compact is None
 
 
 AGING_PRIORITY = -(2**62)

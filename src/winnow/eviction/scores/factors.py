@@ -97,7 +97,7 @@ class ByKeyDeviation(Factor):
 
     @property
     def needs(self) -> Needs:
-        return replace(self.inner.needs, rotation=True, directions=True)
+        return replace(self.inner.needs, rotation=True)
 
     def factor(self, rows: LayerRows) -> Tensor:
         return KeyDeviation().score(rows).clamp_min_(0.0)

@@ -81,7 +81,7 @@ class KeyDeviation(Scorer):
 
     @property
     def needs(self) -> Needs:
-        return Needs(rotation=True, directions=True)
+        return Needs(rotation=True)
 
     def score(self, rows: LayerRows) -> Tensor:
         directions = rows.key_directions()
