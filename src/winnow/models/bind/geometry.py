@@ -25,10 +25,6 @@ class ModelGeometry:
     chunked: bool = False
     """Windows begin anew at each of their multiples, as `AttentionSpec.chunked`."""
 
-    def shape(self, layer: int) -> tuple[int, int, int]:
-        alike = self.num_query_heads, self.num_kv_heads, self.head_dim
-        return self.by_layer[layer] if self.by_layer else alike
-
 
 def decoder_layers(model: Any, num_layers: int) -> nn.ModuleList:
     """Return the model's layers in order, those without attention too; empty if they cannot be identified."""
