@@ -133,16 +133,17 @@ class PairCodec:
 
 
 def _encode(side: str, form: VectorFormat, x: "Tensor", rotate: bool) -> "dict[str, Tensor]":
-    encoded = form.encode(_turned(x) if rotate else x)
+    encoded = form.encode(turned(x) if rotate else x)
     return {f"{side}{suffix}": each for suffix, each in zip(form.suffixes, encoded, strict=True)}
 
 
 def _decode(side: str, form: VectorFormat, fields: "Mapping[str, Tensor]", rotate: bool) -> "Tensor":
     x = form.decode(*(fields[f"{side}{suffix}"] for suffix in form.suffixes))
-    return _turned(x) if rotate else x
+    return turned(x) if rotate else x
 
 
-def _turned(x: "Tensor") -> "Tensor":
+def turned(x: "Tensor") -> "Tensor":
+    """Return the Hadamard transform of vectors, [..., d], as float32."""
     from winnow.cache.packing import hadamard
 
     return hadamard(x, rotation_block(x.shape[-1]))

@@ -24,8 +24,7 @@ from winnow.attention.triton.launch import (
 )
 from winnow.attention.triton.side_format import readable, side_formats
 from winnow.cache import KVPool, PagedCache
-from winnow.cache.codec import rotation_block
-from winnow.cache.packing import hadamard
+from winnow.cache.codec import turned
 
 _MOVES_PER_PROGRAM = 16
 
@@ -159,7 +158,3 @@ class _TritonStep(TorchStep):
             found = Batch.plan(self.spans, query_heads, tile_queries)
             self._planned[query_heads, tile_queries] = found
         return found
-
-
-def turned(x: Tensor) -> Tensor:
-    return hadamard(x, rotation_block(x.shape[-1]))
