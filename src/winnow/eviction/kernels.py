@@ -88,9 +88,9 @@ def key_difference_kernel(
     from winnow.attention.triton.key_difference import key_difference, key_format  # needs triton
 
     def by_triton(directions: KeyDirections | None, rotation: RotationTable | None) -> Tensor:
-        sums = directions or _no_directions(rows.slot, rows.pool.kind.key_size)
+        sums, counted = directions or _no_directions(rows.slot, rows.pool.kind.key_size)
         turns = rotation or _no_rotation(rows.slot)
-        return key_difference(rows.pool, rows.slot, rows.position, rows.length, *sums, *turns)
+        return key_difference(rows.pool, rows.slot, rows.position, rows.length, sums, counted, *turns)
 
     return None if key_format(rows.pool.kind) is None else by_triton
 
