@@ -18,7 +18,7 @@ from winnow import LLM, SamplingParams
 NODE = shutil.which("node")
 
 
-@pytest.mark.parametrize(("path", "name"), [("/", "dashboard"), ("/chat", "chat"), ("/docs", "docs")])
+@pytest.mark.parametrize(("path", "name"), [("/", "dashboard"), ("/chat", "chat")])
 def test_pages_load_nothing(server: Running, path: str, name: str) -> None:
     page = files("winnow.server").joinpath(f"{name}.html").read_text(encoding="utf-8")
     response = server.client.get(path)
@@ -37,7 +37,7 @@ def test_pages_load_nothing(server: Running, path: str, name: str) -> None:
 
 
 @pytest.mark.skipif(NODE is None, reason="there is no JavaScript engine")
-@pytest.mark.parametrize("name", ["dashboard", "chat", "docs"])
+@pytest.mark.parametrize("name", ["dashboard", "chat"])
 def test_scripts_can_be_read(name: str, tmp_path: Path) -> None:
     page = files("winnow.server").joinpath(f"{name}.html").read_text(encoding="utf-8")
     script = tmp_path / "page.js"
@@ -165,7 +165,7 @@ def require_fit(page: Page, tmp_path: Path, scheme: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_chat_and_operations_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
+def test_chat_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
     word = "W" * 200
     with open_browser(tmp_path / "profile") as page:
         page.open(server.address + "/chat", scheme)
@@ -179,11 +179,6 @@ def test_chat_and_operations_in_a_browser(server: Running, tmp_path: Path, schem
         require_fit(page, tmp_path, scheme)
         room = page.evaluate("document.getElementById('text').clientWidth")
         assert room > 300, "there is no room for a question at 390 px"
-        page.open(server.address + "/docs", scheme)
-        eventually(lambda: "/v1/completions" in page.text("operations"), "no operation is shown", 60)
-        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-        assert "at least 1 item; at most 4096 items" in page.text("operations")
-        require_fit(page, tmp_path, scheme)
 
 
 @pytest.mark.slow

@@ -31,8 +31,7 @@ class Keys:
 
     @classmethod
     def of(cls, keys: Sequence[str], file: str | None) -> "Keys":
-        """Return keys as they were given: some without a tenant's name, and a file `{tenant: key}`. Raises ConfigError:
-        the file cannot be read, or a key is unusable."""
+        """Return keys without a tenant's name, and those of a file {tenant: key}. Raises ConfigError: one is unusable."""
         named = {f"key-{hashlib.sha256(key.encode()).hexdigest()[:8]}": key for key in keys}
         if file is not None:
             named |= _read_file(Path(file))
@@ -49,26 +48,21 @@ class Keys:
 
     @property
     def asked(self) -> bool:
-        """Return whether requests need a key."""
         return bool(self._digests)
 
     def tenant(self, authorization: str | None, api_key: str | None = None) -> str | None:
-        """Return whose request it is, by its Authorization or x-api-key header; None: keys are not asked for. Raises
-        ApiError: there is no such key."""
+        """Return whose request it is, by its header; None: keys are not asked for. Raises ApiError: no such key."""
         if not self.asked:
             return None
         scheme, _, key = (authorization or "").partition(" ")
         given = key.strip() if scheme.lower() == "bearer" else (api_key or "").strip()
         digest = _digest(given)
-        found = None
-        for tenant, known in self._digests:
-            if hmac.compare_digest(digest, known):
-                found = tenant
-        if found is None:
+        found = [tenant for tenant, known in self._digests if hmac.compare_digest(digest, known)]
+        if not found:
             raise ApiError(
                 "invalid_api_key", "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
             )
-        return found
+        return found[0]
 
 
 def _digest(key: str) -> bytes:
@@ -102,7 +96,7 @@ class Sites:
         self._checks_host = not keys.asked and config.uds is None and _is_loopback(config.host)
 
     def require_own(self, method: str, headers: Mapping[str, str]) -> None:
-        """Refuse a request that a page of another site made. Raises ApiError: names the header."""
+        """Raise ApiError if a page of another site made the request."""
         host = headers.get("host")
         if self._checks_host and host is not None and not _is_loopback(_name(host)):
             raise ApiError("cross_site", f"Host must be a name of this machine's loopback, got {host!r:.80}")
@@ -142,9 +136,7 @@ class TokenQuota:
     A request is let in while its tenant's bucket holds anything, and is charged what it used, so that no server has to
     guess an answer's length. A long one leaves a debt.
 
-    Attributes:
-        per_minute: None: no limit.
-        clock: seconds, monotonic.
+    `per_minute` None is no limit.
     """
 
     per_minute: int | None
@@ -166,7 +158,6 @@ class TokenQuota:
             )
 
     def charge(self, tenant: str | None, tokens: int) -> None:
-        """Take tokens that a request used."""
         if self.per_minute is not None:
             self._buckets[tenant] = (self._tokens(tenant) - tokens, self.clock())
 

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,21 +18,21 @@ from winnow.server.access import Sites
 from winnow.server.batches import Batches
 from winnow.server.endpoints.file_routes import add_file_routes
 from winnow.server.endpoints.responses import add_response_routes
+from winnow.server.forms import FILES
 from winnow.server.http import ClientLeft, Gate, error_response
-from winnow.server.pages import add_dashboard_stream, add_pages, pages
+from winnow.server.pages import PAGES, add_pages
 from winnow.server.routes import add_routes
 from winnow.server.service import Service
 from winnow.server.store import Store
 
-_OPEN = ("/health", "/ping", "/ready")
-_FILES = "/v1/files"
+_OPEN = ("/health", "/ping", "/ready", "/docs", "/openapi.json", *PAGES)
+"""Paths that are served without a key: they hold no data."""
 
 
 def create_app(service: Service) -> FastAPI:
     """Return the app that serves `service`; its engine starts and ends with the app."""
     config = service.config
-    store = None if config.files_dir is None else Store(Path(config.files_dir))
-    batches = None if store is None else Batches(service, store)
+    batches = None if config.files_dir is None else Batches(service, Store(Path(config.files_dir)))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -49,27 +50,28 @@ def create_app(service: Service) -> FastAPI:
         title="Winnow",
         description="The OpenAI API over an engine that runs large language models on little memory.",
         lifespan=lifespan,
-        docs_url=None,  # its page would load scripts from elsewhere: pages.py has one
+        docs_url="/docs",
         redoc_url=None,
         openapi_url="/openapi.json" if config.docs else None,
+        dependencies=[Depends(HTTPBearer(auto_error=False))]
+        if service.keys.asked
+        else None,  # for /docs alone
     )
     app.state.service = service
     add_routes(app, service)
     add_response_routes(app, service)
-    add_pages(app, config)
     if config.dashboard:
-        add_dashboard_stream(app, service)
-    if store is not None and batches is not None:
-        add_file_routes(app, store, batches)
+        add_pages(app, service)
+    if batches is not None:
+        add_file_routes(app, batches)
     add_error_handlers(app)
-    open_paths = {*_OPEN, *pages(config), *(["/metrics"] if config.open_metrics else [])}
     app.add_middleware(
         Gate,
         keys=service.keys,
         sites=Sites(config, service.keys),
-        is_open=lambda path: path in open_paths,
+        open_paths=(*_OPEN, "/metrics") if config.open_metrics else _OPEN,
         require_usable=service.engine.require_usable,
-        max_body=lambda path: config.max_file if path == _FILES else config.max_body,
+        max_body=lambda path: config.max_file if path == FILES else config.max_body,
     )
     return app
 
@@ -109,12 +111,10 @@ def _response(error: ApiError, request: Request) -> Response:
 
 def _methods(app: FastAPI, request: Request) -> list[str]:
     """Return what a path serves, of all its routes: Starlette names the methods of the first alone."""
-    found = [
-        route.methods
-        for route in app.routes
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
-    ]
-    allowed = {method for methods in found for method in methods or ()}
+    allowed = set[str]()
+    for route in app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            allowed |= route.methods or set()
     return sorted(allowed | {"HEAD"} if "GET" in allowed else allowed)
 
 

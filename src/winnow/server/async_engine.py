@@ -36,7 +36,6 @@ class AsyncEngine:
     """Server of requests of an event loop from one engine, which may have other clients.
 
     Attributes:
-        driver: the engine's.
         observe: called on the loop with each step's outputs; for metrics.
         discard: called on the loop with the ids of requests whose last output will not come.
         on_failure: called on the loop once, when the engine has failed for good.
@@ -44,7 +43,6 @@ class AsyncEngine:
             tokens: of the prompt, of the answers.
         after_step: called on the engine's thread after each step.
         failure: why the engine has failed for good; None: it has not.
-        draining: nothing new is taken.
     """
 
     driver: EngineDriver
@@ -75,14 +73,10 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
 
     async def submit(self, requests: Sequence[NewRequest], *, background: bool = False) -> RequestStream:
-        """Queue requests, all of them or none.
+        """Queue requests, all of them or none; those of a batch (`background`) leave others' share of the queue alone.
 
-        Args:
-            background: a batch's: no client waits for them, and they leave others' share of the queue alone.
-
-        Raises:
-            InvalidRequestError (or a subclass): a request cannot be served.
-            ApiError: the engine has failed, or the server is shutting down.
+        Raises InvalidRequestError: one cannot be served; ApiError: the engine has failed, or the server is shutting
+        down.
         """
         self.require_usable()
         stream = RequestStream(requests, background)
@@ -121,7 +115,6 @@ class AsyncEngine:
             self._send(self._abort, known)
 
     def abort_all(self, error: ApiError) -> None:
-        """End every request with an error."""
         for stream in set(self._streams.values()):
             self.abandon(stream)
             stream.fail(error)
@@ -161,7 +154,6 @@ class AsyncEngine:
         return 0.0 if began is None else time.monotonic() - began
 
     def unfinished(self) -> list[str]:
-        """Return the ids of requests in progress."""
         return list(self._streams)
 
     def pause(self) -> None:
@@ -169,15 +161,14 @@ class AsyncEngine:
         self._paused = True
 
     def resume(self) -> None:
-        """Compute steps again."""
         self._paused = False
 
     async def stop(self) -> None:
-        """Ask for no further step, after the one in progress."""
+        """Wait for the step in progress, the last one."""
         await self.call(self.end)
 
     def end(self) -> None:
-        """Do as `stop` does, without waiting."""
+        """Ask for no further step."""
         self._stopping = True
 
     def _send(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
@@ -259,25 +250,18 @@ class AsyncEngine:
         """End the requests of a step that failed twice, and find out whether the engine can serve others."""
         reason = describe_error(error) if isinstance(error, Exception) else type(error).__name__
         log.error("the engine failed: %s", reason, exc_info=error)
-        sound = isinstance(error, Exception) and self._end_all() and self._probe()
+        sound = isinstance(error, Exception) and self._recovers()
         self._stopping = self._stopping or not sound
         self._post(lambda: self._fail_all(reason, for_good=not sound))
         if sound:
             log.warning("the engine serves again without the requests that were in progress")
 
-    def _end_all(self) -> bool:
-        """Abort every request that the loop knows. Returns whether that was possible."""
+    def _recovers(self) -> bool:
+        """Abort every request that the loop knows, and return whether the engine serves one of its own."""
+        params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
         try:
             for name in list(self._streams):
                 self.driver.abort(name)
-        except Exception as error:
-            log.error("requests could not be ended: %s", describe_error(error))
-            return False
-        return True
-
-    def _probe(self) -> bool:
-        params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
-        try:
             box = Mailbox()
             self.driver.submit([NewRequest(_PROBE, None, [0], params, final_only=True)], box)
             for _ in range(_PROBE_STEPS):
@@ -285,7 +269,7 @@ class AsyncEngine:
                 for output in box.take():
                     return output.error is None
         except Exception as error:
-            log.error("the engine does not serve a request of its own: %s", describe_error(error))
+            log.error("the engine cannot end requests, or serve one of its own: %s", describe_error(error))
         self._abort([_PROBE])
         return False
 

@@ -52,22 +52,22 @@ class Batches:
 
     def __init__(self, service: Service, store: Store) -> None:
         self._service = service
-        self._store = store
+        self.store = store
         self._disk = ThreadPoolExecutor(1, "winnow-batches")
         # As many lines as a batch of the engine holds, over all batches: what ends is replaced at once.
         self._room = asyncio.Semaphore(service.llm.config.scheduler.max_num_seqs)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def resume(self) -> None:
-        """Resume what a former process has left. Call it on the event loop."""
-        for record in self._store.unfinished_batches():
+        """Resume what a former process has left."""
+        for record in self.store.unfinished_batches():
             self._start(record)
 
     async def create(self, body: Record, tenant: str | None) -> Record:
         """Begin a batch. Raises ApiError: a field is wrong, or there is no such file."""
         check_body("/v1/batches", body)
         source = body["input_file_id"]
-        self._store.get(source, "file", tenant)
+        self.store.get(source, "file", tenant)
         now = int(time.time())
         record: Record = {
             "id": f"batch_{uuid.uuid4().hex}",
@@ -86,15 +86,14 @@ class Batches:
             "metadata": body.get("metadata"),
             "tenant": tenant,
         }
-        await self._on_disk(lambda: self._store.keep_input(record["id"], source))
-        await self._on_disk(lambda: self._store.save(record))
+        await self._on_disk(lambda: self.store.keep_input(record["id"], source))
+        await self._update(record)
         self._start(record)
         return record
 
     async def cancel(self, name: str, tenant: str | None) -> Record:
-        """End a batch; lines that are not answered yet become errors. Raises ApiError: there is no such batch, or it
-        has ended."""
-        record = self._store.get(name, "batch", tenant)
+        """End a batch; lines not yet answered become errors. Raises ApiError: there is none, or it has ended."""
+        record = self.store.get(name, "batch", tenant)
         if record["status"] in ENDED:
             raise ApiError("invalid_request", f"the batch is {record['status']}, and cannot be cancelled")
         if record["status"] != "finalizing":
@@ -107,7 +106,7 @@ class Batches:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._disk.shutdown()
-        self._store.close()
+        self.store.close()
 
     # -- one batch -------------------------------------------------------------------------------------------------
 
@@ -138,7 +137,7 @@ class Batches:
 
     async def _validate(self, record: Record) -> InputFile | None:
         """Look at the input as a whole. None: it cannot be run, and the batch says why."""
-        prompts = await self._on_disk(lambda: InputFile.scan(self._store.input(record)))
+        prompts = await self._on_disk(lambda: InputFile.scan(self.store.input(record)))
         faults = [
             _error(
                 "duplicate_custom_id", f"lines {first} and {second} have the custom_id {name!r:.200}", second
@@ -161,7 +160,7 @@ class Batches:
         return prompts
 
     async def _answer(self, record: Record, prompts: InputFile) -> None:
-        output, tally = self._store.content(record["id"]), Tally()
+        output, tally = self.store.content(record["id"]), Tally()
         identity = {"input": prompts.sha256, INPUT_BYTES: prompts.num_bytes}
 
         def open_writer() -> ResultWriter:
@@ -218,8 +217,7 @@ class Batches:
         return answered_line(line, output, model, int(time.time()), service.reader)
 
     async def _answered(self, record: Record, job: Job) -> RequestOutput:
-        """Return the output of a line that can be handed to the engine. Raises WinnowError: it cannot be served, or its
-        step failed too often."""
+        """Return the output of a line. Raises WinnowError: it cannot be served, or its step failed too often."""
         service, params = self._service, job.asked.params
         if params.seed is None:
             params = replace(params, seed=line_seed(service.llm.config.model.seed, job.index))
@@ -260,13 +258,13 @@ class Batches:
         await self._on_disk(lambda: self._drop_results(record))
 
     def _drop_results(self, record: Record) -> None:
-        output = self._store.content(record["id"])
+        output = self.store.content(record["id"])
         for path in (output, journal_path(output), output.with_suffix(".input")):
             path.unlink(missing_ok=True)
 
     def _sort_results(self, record: Record) -> Record:
         names: Record = {"output_file_id": None, "error_file_id": None}
-        output = self._store.content(record["id"])
+        output = self.store.content(record["id"])
         counts = {"output": 0, "error": 0}
         with TemporaryFile(dir=output.parent) as answers, TemporaryFile(dir=output.parent) as errors:
             with output.open("rb") as file:
@@ -279,7 +277,7 @@ class Batches:
                     content.seek(0)
                     digest = hashlib.sha256(f"{record['id']}/{kind}".encode()).hexdigest()
                     name = f"file-{digest[:32]}"  # the same when this is repeated
-                    self._store.add_file(
+                    self.store.add_file(
                         content, f"{record['id']}_{kind}.jsonl", "batch_output", record["tenant"], name
                     )
                     names[f"{kind}_file_id"] = name
@@ -298,7 +296,7 @@ class Batches:
 
     async def _update(self, record: Record, **changes: Any) -> None:
         record.update(changes)
-        await self._on_disk(lambda: self._store.save(record))
+        await self._on_disk(lambda: self.store.save(record))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)

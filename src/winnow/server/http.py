@@ -5,7 +5,7 @@ import math
 import re
 import uuid
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,7 +23,6 @@ from winnow.values.units import format_bytes
 T = TypeVar("T")
 
 PING_SECONDS = 10.0
-"""Most seconds in which a stream sends nothing."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -46,9 +45,7 @@ class Gate:
     """ASGI middleware: gives every request an id, checks whose it is, and bounds its body.
 
     Attributes:
-        keys: who may ask.
-        sites: whose pages may ask.
-        is_open: whether a path is served without a key.
+        open_paths: served without a key.
         require_usable: raises where nothing new is answered; what only reads is served all the same.
         max_body: most bytes of a body, by path.
     """
@@ -56,7 +53,7 @@ class Gate:
     app: ASGIApp
     keys: Keys
     sites: Sites
-    is_open: Callable[[str], bool]
+    open_paths: Collection[str]
     require_usable: Callable[[], None]
     max_body: Callable[[str], int]
 
@@ -85,7 +82,7 @@ class Gate:
             scope, send, receive = {**scope, "method": "GET"}, *_without_body(send, receive)
         try:
             self.sites.require_own(scope["method"], headers)
-            if not self.is_open(path):
+            if path not in self.open_paths:
                 state["tenant"] = self.keys.tenant(headers.get("authorization"), headers.get("x-api-key"))
             if scope["method"] in ("POST", "DELETE"):
                 self.require_usable()
@@ -126,8 +123,7 @@ class _Inflater:
         self._inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # either form, by its header
 
     def read(self, data: bytes, most: int, *, last: bool) -> bytes:
-        """Return what more of a body comes to, up to a limit of bytes, beyond which one more says so. Raises ApiError:
-        it is not compressed so, or ends early."""
+        """Return what more of a body comes to, at most one byte beyond a limit. Raises ApiError: it is damaged."""
         found = b""
         try:
             while data and len(found) <= most:
@@ -180,7 +176,6 @@ def _too_large(most: int) -> ApiError:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a body. Raises ApiError: it is none, or not strict JSON."""
     # Also where there is none: a page of another site could send that without asking.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -196,18 +191,18 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 async def read_turn(request: Request) -> dict[str, Any]:
-    """Do as `read_json` does, with the header X-Session-ID as a field."""
+    """Read a JSON object, with the header X-Session-ID as a field."""
     body = await read_json(request)
     session = request.headers.get("x-session-id")
     return body if session is None else {"session_id": session} | body
 
 
-class ClientLeft(Exception):  # noqa: N818 (no error: the client has disconnected)
-    """The client has closed its connection."""
+class ClientLeft(Exception):  # noqa: N818 (no error: the client has closed its connection)
+    pass
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do `work`, and cancel it when the client leaves. Raises ClientLeft: it has left."""
+    """Do `work`, or cancel it and raise ClientLeft when the client leaves."""
     task = asyncio.create_task(work)
     listener = asyncio.create_task(_disconnected(receive))
     try:
@@ -229,13 +224,8 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Server-sent events. Ends at once when the client leaves, also while there is nothing to send.
 
-    Clients and proxies give a silent stream up, and a long prompt takes minutes: no silence is longer than
-    `PING_SECONDS`.
-
-    Args:
-        events: the data of each event.
-        close: called when the stream has ended, however that came about.
-        ping: what breaks a silence.
+    Clients and proxies give a silent stream up, and a long prompt takes minutes: `ping` breaks silences, none of which
+    is longer than `PING_SECONDS`. `close` is called when the stream has ended, however that came about.
     """
 
     media_type = "text/event-stream"

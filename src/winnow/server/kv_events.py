@@ -33,11 +33,7 @@ _POLL_SECONDS = 0.1
 class KVEventPublisher:
     """Sender of batches of events, on a thread of its own. Raises ConfigError: an address cannot be bound.
 
-    Args:
-        endpoint: where subscribers connect to.
-        replay_endpoint: where they ask for batches again; None: nowhere.
-        topic: of every message.
-        kv_cache_dtype: how KVs are stored, if not as the model computes them.
+    `kv_cache_dtype` None: KVs are stored as the model computes them.
     """
 
     def __init__(
@@ -58,7 +54,7 @@ class KVEventPublisher:
         self._thread.start()
 
     def publish(self, events: Sequence[PrefixEvent]) -> None:
-        """Send events as one batch, soon."""
+        """Send events as one batch, from the thread."""
         if events:
             self._queue.put([self._form(event) for event in events])
 
@@ -83,7 +79,6 @@ class KVEventPublisher:
         }
 
     def _extra_keys(self, event: PrefixStored) -> list[str] | None:
-        """Return all that the key depends on beside tokens; None: nothing."""
         keys = [f"cache_salt={event.salt}"] if event.salt else []
         if self._kv_cache_dtype is not None:
             keys.append(f"kv_cache_dtype={self._kv_cache_dtype}")

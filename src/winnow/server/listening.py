@@ -17,8 +17,7 @@ _OPEN_TO_ALL = 0o666
 
 @contextmanager
 def bound_sockets(config: ServerConfig) -> Iterator[list[socket.socket]]:
-    """Bind the sockets that `config` names; they do not listen yet. At the end they are closed, and files removed.
-    Raises ConfigError: the address is taken, or cannot be bound."""
+    """Bind the sockets that `config` names; they do not listen yet. Raises ConfigError: the address cannot be bound."""
     sockets = _bind_hosts(config) if config.uds is None else [_bind_file(config, config.uds)]
     try:
         yield sockets
@@ -30,7 +29,6 @@ def bound_sockets(config: ServerConfig) -> Iterator[list[socket.socket]]:
 
 
 def cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
-    """Return the error that names the address and why it cannot be listened on."""
     address = f"host {config.host!r}, port {config.port}" if config.uds is None else f"uds {config.uds!r}"
     # The system's words, where asyncio has put a sentence of its own.
     reason = os.strerror(error.errno) if error.errno else str(error)

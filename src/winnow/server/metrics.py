@@ -33,8 +33,6 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_params_n": ("answers asked for", _TOKENS[:8]),
     "request_compression_ratio": ("tokens computed per KV kept, of answers under a policy", _RATIOS),
 }
-_OURS = ("request_compression_ratio",)
-"""Not under vLLM's names: it has none."""
 _SPANS = {
     "time_to_first_token_seconds": ("arrival_time", "first_token_time"),
     "e2e_request_latency_seconds": ("arrival_time", "finished_time"),
@@ -50,6 +48,7 @@ _SHOWN = {
     "e2e_request_latency_seconds": "whole answer",
 }
 _QUANTILES = (0.5, 0.9, 0.99)
+_Numbers = dict[str, tuple[str, float]]
 _RECENT = 1024
 
 
@@ -57,9 +56,7 @@ class Metrics:
     """Counters of what leaves the engine; gauges are read when they are asked for.
 
     Args:
-        model: the label `model_name`.
-        vllm: serve vLLM's names too.
-        cache: what vLLM says of its cache, under its names.
+        vllm: serve vLLM's names too, and what it says of its `cache`.
     """
 
     def __init__(self, model: str, vllm: bool, cache: Mapping[str, str]) -> None:
@@ -80,7 +77,7 @@ class Metrics:
                     **labels
                 )
                 for prefix, labels in self._spaces.items()
-                if prefix == "winnow_" or name not in _OURS
+                if prefix == "winnow_" or name != "request_compression_ratio"  # vLLM has none
             ]
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
@@ -101,15 +98,13 @@ class Metrics:
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def observe(self, outputs: Iterable[RequestOutput]) -> None:
-        """Count a step's outputs."""
         now = time.monotonic()
         for output in outputs:
             tokens = sum(len(answer.token_ids) for answer in output.outputs)
             name = output.request_id
             self._seen[name] += tokens
-            last = self._last_token.get(name)
             if tokens:
-                if last is not None:
+                if (last := self._last_token.get(name)) is not None:
                     self._record("inter_token_latency_seconds", now - last)
                 self._last_token[name] = now
             if output.finished:
@@ -123,7 +118,6 @@ class Metrics:
             self.finished["abort"] += 1
 
     def count_tokens(self, tenant: str | None, prompt: int, answers: int) -> None:
-        """Count what a tenant's request used."""
         self._by_tenant[tenant or "", "prompt"] += prompt
         self._by_tenant[tenant or "", "generation"] += answers
 
@@ -133,9 +127,8 @@ class Metrics:
         self.prefix_queries += len(output.prompt_token_ids)
         for answer in output.outputs:
             self.finished[answer.finish_reason or "error"] += 1
-            if answer.eviction is not None:
-                self._record("request_compression_ratio", answer.eviction.compression)
-                report = answer.eviction
+            if (report := answer.eviction) is not None:
+                self._record("request_compression_ratio", report.compression)
                 rows = sum(len(layer) for layer in report.kept)
                 self.evicted_kvs += max(0, report.num_tokens * rows - sum(map(sum, report.kept)))
         self._record("request_prompt_tokens", len(output.prompt_token_ids))
@@ -157,7 +150,6 @@ class Metrics:
         }
 
     def render(self, stats: EngineStats, by_tenant: Mapping[str | None, tuple[int, int]]) -> bytes:
-        """Return the text that Prometheus reads."""
         snapshot: Any = SimpleNamespace(collect=lambda: self._families(stats, by_tenant))
         return bytes(generate_latest(snapshot)) + bytes(generate_latest(self.registry))
 
@@ -165,12 +157,12 @@ class Metrics:
         self, stats: EngineStats, by_tenant: Mapping[str | None, tuple[int, int]]
     ) -> Iterator[Metric]:
         used = stats.kv_bytes_used / stats.kv_bytes_budget if stats.kv_bytes_budget else 0.0
-        gauges = {
+        gauges: _Numbers = {
             "num_requests_running": ("answers that hold KVs", stats.num_running),
             "num_requests_waiting": ("answers that wait for a slot", stats.num_waiting),
             "kv_cache_usage_perc": ("used part of the KV memory, 0 to 1", used),
         }
-        counters = {
+        counters: _Numbers = {
             "num_preemptions": ("answers that gave their KVs up for others", stats.num_preemptions),
             "prompt_tokens": ("prompt tokens computed", stats.prompt_tokens),
             "generation_tokens": ("tokens sampled", stats.generated_tokens),
@@ -179,7 +171,7 @@ class Metrics:
             "spec_decode_num_draft_tokens": ("tokens proposed", stats.num_draft_tokens),
             "spec_decode_num_accepted_tokens": ("proposed tokens that were right", stats.num_accepted_tokens),
         }
-        own_gauges: dict[str, tuple[str, float]] = {
+        own_gauges: _Numbers = {
             "kv_bytes_used": ("bytes of KV memory in use", stats.kv_bytes_used),
             "kv_bytes_peak": ("most bytes of KV memory in use so far", stats.kv_bytes_peak),
             "kv_bytes_budget": ("bytes of KV memory", stats.kv_bytes_budget),
@@ -188,7 +180,7 @@ class Metrics:
             "host_bytes_budget": ("bytes that KVs may take in host memory", stats.host_bytes_budget),
             "kv_bytes_cached": ("bytes that only the prefix cache holds, free for use", stats.cached_bytes),
         }
-        own_counters: dict[str, tuple[str, float]] = {
+        own_counters: _Numbers = {
             "steps": ("steps of the engine", stats.num_steps),
             "eviction_rounds": ("rounds of eviction", stats.num_rounds),
             "kv_bytes_freed": ("bytes freed by eviction", stats.kv_bytes_freed),
@@ -218,19 +210,20 @@ class Metrics:
                 "disk_dropped_files": ("files deleted for room", disk.num_dropped),
                 "disk_damaged_files": ("files that could not be read", disk.num_damaged),
             }
-        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        gauge, counter, own = GaugeMetricFamily, CounterMetricFamily, {"winnow_": self._labels}
+        for kind, found, spaces in (
+            (gauge, gauges, self._spaces),
+            (counter, counters, self._spaces),
+            (gauge, own_gauges, own),
+            (counter, own_counters, own),
+        ):
+            for prefix, labels in spaces.items():
+                for name, (text, value) in found.items():
+                    yield _family(kind, prefix + name, text, labels, [(value,)])
         for prefix, labels in self._spaces.items():
-            for name, (text, value) in gauges.items():
-                yield _family(gauge, prefix + name, text, labels, [(value,)])
-            for name, (text, value) in counters.items():
-                yield _family(counter, prefix + name, text, labels, [(value,)])
             ended, text = sorted(self.finished.items()), "answers that ended, by why"
             yield _family(counter, f"{prefix}request_success", text, labels, ended, "finished_reason")
         labels = self._labels
-        for name, (text, value) in own_gauges.items():
-            yield _family(gauge, f"winnow_{name}", text, labels, [(value,)])
-        for name, (text, value) in own_counters.items():
-            yield _family(counter, f"winnow_{name}", text, labels, [(value,)])
         text, tiers = "conversations, by where KVs lie", stats.sessions.items()
         yield _family(gauge, "winnow_sessions", text, labels, tiers, "tier")
         text = "tokens a second with drafts (drafted) and without, by the most sequences measured together"

@@ -1,14 +1,14 @@
-"""The pages: a dashboard at /, a chat at /chat, the operations at /docs. Each is one file that loads nothing else. And
-the numbers that the dashboard shows, as they change.
+"""The pages: a dashboard at /, a chat at /chat. Each is one file that loads nothing else. And the numbers that the
+dashboard shows, as they change.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -19,13 +19,10 @@ from winnow.engine.counters import Occupancy
 from winnow.openai.response import event
 from winnow.outputs import EngineStats, SessionStats
 from winnow.process.resources import resident_bytes
-from winnow.server.config import ServerConfig
 from winnow.server.http import EventStream
 from winnow.server.service import Service
 
-if TYPE_CHECKING:
-    from winnow.llm import LLM
-
+PAGES = {"/": "dashboard.html", "/chat": "chat.html"}
 INTERVAL = 1.0
 """Seconds between two events."""
 MAX_SHOWN = 50
@@ -43,47 +40,30 @@ _HEADERS = {
 }
 
 
-def pages(config: ServerConfig) -> dict[str, str]:
-    """Return the pages that are served: path -> file. They hold no data, and are served without a key."""
-    shown = {"/": "dashboard.html", "/chat": "chat.html"} if config.dashboard else {}
-    return shown | ({"/docs": "docs.html"} if config.docs else {})
+def add_pages(app: FastAPI, service: Service) -> None:
+    """Add the pages, and the stream of the dashboard's numbers, once a second, as server-sent events."""
+    for path, name in PAGES.items():
+        app.add_route(path, _page(name), include_in_schema=False)
 
-
-def add_pages(app: FastAPI, config: ServerConfig) -> None:
-    """Add them to the app."""
-    for path, name in pages(config).items():
-        app.add_api_route(
-            path, _route(name), methods=["GET"], response_class=Response, include_in_schema=False
-        )
-
-
-def _route(name: str) -> Callable[[Request], Awaitable[Response]]:
-    page = files("winnow.server").joinpath(name).read_text(encoding="utf-8")
-
-    async def show(request: Request) -> Response:
-        return HTMLResponse(page, headers=_HEADERS)
-
-    return show
-
-
-def add_dashboard_stream(app: FastAPI, service: Service) -> None:
-    """Add the stream to the app."""
-
+    @app.get("/stats/stream", include_in_schema=False)
     async def stats(request: Request) -> Response:
-        """Return the numbers of the dashboard, once a second, as server-sent events."""
         return EventStream(_events(service, request.state.tenant))
 
-    app.add_api_route(
-        "/stats/stream", stats, methods=["GET"], response_class=Response, include_in_schema=False
-    )
+
+def _page(name: str) -> Callable[[Request], Response]:
+    page = files("winnow.server").joinpath(name).read_text(encoding="utf-8")
+    return lambda request: HTMLResponse(page, headers=_HEADERS)
 
 
 async def _events(service: Service, tenant: str | None) -> AsyncIterator[str]:
+    def read() -> _Moment:
+        return service.llm.stats(), service.llm.sessions(tenant), service.llm.occupancy()
+
     moment: _Moment = await service.stats(), await service.sessions(tenant), await service.occupancy()
     before, since = moment[0], time.monotonic() - INTERVAL
     while service.engine.failure is None and not service.ending.is_set():
         with suppress(TimeoutError):  # a step takes long: what was true before it
-            moment = await asyncio.wait_for(service.engine.call(lambda: _read(service.llm, tenant)), INTERVAL)
+            moment = await asyncio.wait_for(service.engine.call(read), INTERVAL)
         now, stats = time.monotonic(), moment[0]
         snapshot = _snapshot(service, *moment)
         seconds = max(now - since, INTERVAL / 2)
@@ -95,10 +75,6 @@ async def _events(service: Service, tenant: str | None) -> AsyncIterator[str]:
         with suppress(TimeoutError):
             await asyncio.wait_for(service.ending.wait(), INTERVAL)
     yield event({"failure": "the engine has failed" if service.engine.failure else "the server has ended"})
-
-
-def _read(llm: "LLM", tenant: str | None) -> _Moment:
-    return llm.stats(), llm.sessions(tenant), llm.occupancy()
 
 
 def _snapshot(

@@ -15,9 +15,8 @@ class RequestStream:
     """The outputs of one caller's requests, as they come. To be read by one task, on the engine's event loop.
 
     Attributes:
-        requests: what was submitted.
-        unfinished: ids of requests whose last output has not come.
         background: no client waits for them.
+        unfinished: ids of requests whose last output has not come.
         waiting: ids of requests whose computation has not begun.
         generated: tokens of the answers so far, by request id.
     """
@@ -65,8 +64,7 @@ class RequestStream:
         self._arrived.set()
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        """Yield outputs until the last request is finished. Raises ApiError: the engine failed, or the server gave the
-        requests up."""
+        """Yield outputs until the last request is finished. Raises ApiError: `fail` was called."""
         while True:
             while self._outputs:
                 yield self._outputs.popleft()

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any
 
 import uvicorn
 
@@ -14,9 +14,6 @@ from winnow.openai.errors import SHUTTING_DOWN, ApiError
 from winnow.server.app import create_app
 from winnow.server.listening import cannot_listen
 from winnow.server.service import Service
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 log = logging.getLogger("winnow.server")
 
@@ -26,6 +23,8 @@ _KEEP_ALIVE_SECONDS = 75
 _WRITING_SECONDS = 5
 """For what was computed to reach clients that read slowly, once the last answer has ended."""
 _POLL_SECONDS = 0.02
+_LAST_WORDS = 1.0
+"""Seconds in which /health can be asked after a failure."""
 FAILED = 1
 """Exit code of a server whose engine has failed."""
 
@@ -33,7 +32,7 @@ FAILED = 1
 class Server(uvicorn.Server):
     """Server that runs until a signal ends it, and lets requests in progress finish first."""
 
-    def __init__(self, service: Service, started: "Callable[[str], None]") -> None:
+    def __init__(self, service: Service, started: Callable[[str], None]) -> None:
         config = service.config
         super().__init__(
             uvicorn.Config(
@@ -55,26 +54,20 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen. Raises ConfigError: another server has begun to listen there since they were bound."""
         self._loop = asyncio.get_running_loop()
         try:
             await super().startup(sockets)
-        except OSError as error:
+        except OSError as error:  # another server has begun to listen there since the sockets were bound
             await self.lifespan.shutdown()
             raise cannot_listen(self._service.config, error) from None
         if self.started:
             self._watch(self._end_after_failure())
-            self._started(self.address)
-
-    @property
-    def address(self) -> str:
-        """Address at which it listens."""
-        config = self._service.config
-        if config.uds is not None:
-            return f"unix:{config.uds}"
-        port = self.servers[0].sockets[0].getsockname()[1]
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        return f"http://{host}:{port}"
+            config = self._service.config
+            address = f"unix:{config.uds}"
+            if config.uds is None:
+                host = f"[{config.host}]" if ":" in config.host else config.host
+                address = f"http://{host}:{self.servers[0].sockets[0].getsockname()[1]}"
+            self._started(address)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal; end at once at the second Ctrl-C."""
@@ -90,7 +83,7 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def _drain(self) -> None:
-        """Let answers in progress finish, then end. Meanwhile new connections are taken, to refuse what they ask."""
+        # Meanwhile new connections are taken, to refuse what they ask.
         engine = self._service.engine
         loop = asyncio.get_running_loop()
         end = loop.time() + self._service.config.shutdown_timeout
@@ -100,7 +93,6 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close what listens, let responses be read to their end, and stop the engine."""
         self._service.ending.set()
         await super().shutdown(sockets)
 
@@ -110,23 +102,14 @@ class Server(uvicorn.Server):
         await asyncio.sleep(_LAST_WORDS)
         self.should_exit = True
 
-    def _watch(self, work: "object") -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-_LAST_WORDS = 1.0
-"""Seconds in which /health can be asked after a failure."""
-
-
-def serve(
-    service: Service,
-    sockets: Sequence[socket.socket],
-    started: "Callable[[str], None]" = lambda address: None,
-) -> int:
-    """Serve on bound sockets until a signal or a failure of the engine. Returns the exit code. Raises ConfigError: they
-    cannot be listened on."""
+def serve(service: Service, sockets: Sequence[socket.socket], started: Callable[[str], None]) -> int:
+    """Serve on bound sockets until a signal or a failure of the engine. Returns the exit code."""
     server = Server(service, started)
     server.run(list(sockets))
     if not server.started:

@@ -49,11 +49,9 @@ class Service:
 
     Attributes:
         names: what clients may call the model; the first is its name in responses.
-        reader: reads reasoning and tool calls.
         created: Unix seconds.
         exit: set when the engine has failed.
         ending: set when nothing more is answered; streams that have no end of their own end then.
-        responses: those that later ones may continue, by tenant.
     """
 
     llm: LLM
@@ -83,7 +81,17 @@ class Service:
             self._charge,
             self._publish_prefixes,
         )
-        self._kv_events = self._open_kv_events()
+        self._kv_events: "KVEventPublisher | None" = None
+        if self.config.kv_events_endpoint is not None:
+            from winnow.server import kv_events
+
+            self.llm.record_prefixes()
+            self._kv_events = kv_events.KVEventPublisher(
+                self.config.kv_events_endpoint,
+                self.config.kv_events_replay_endpoint,
+                self.config.kv_events_topic,
+                None if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype,
+            )
         self.responses: dict[str | None, StoredResponses] = defaultdict(
             lambda: StoredResponses(self.config.response_memory)
         )
@@ -103,8 +111,7 @@ class Service:
     # -- before the engine -----------------------------------------------------------------------------------------
 
     def check_model(self, name: str | None, *, strict: bool = False) -> str:
-        """Return the name that the response gives the model: one of its own. Raises ApiError: no such model is served
-        here, and `strict_model` or `strict` asks for it."""
+        """Return the name that the response gives the model. Raises ApiError: it is another, and that is not allowed."""
         if name is None or (name not in self.names and not (strict or self.config.strict_model)):
             return self.names[0]
         if name not in self.names:
@@ -114,8 +121,7 @@ class Service:
         return name
 
     def require_room(self, tenant: str | None, answers: int) -> None:
-        """Refuse answers that would wait too long, or that are beyond their tenant's share. Raises ApiError: 503 where
-        the server is full, 429 where the tenant has its share."""
+        """Raise ApiError where the server is full (503), or the tenant has its share (429)."""
         self.engine.require_usable()
         self.quota.require(tenant)
         share = self.config.max_reqs_per_tenant
@@ -138,21 +144,17 @@ class Service:
             raise ApiError(OVERLOADED, f"the queue is full: {queue} answers wait already", retry_after=1)
 
     async def tokenize(self, prompt: Prompt, *, special: bool = True) -> TokenizedPrompt:
-        """Return a prompt as the engine takes it, made off the event loop. Raises InvalidRequestError (or a subclass):
-        it cannot be used."""
         self._require_short(len(prompt) if isinstance(prompt, str) else 0)
         return await self.off_loop(lambda: self.llm.tokenize(prompt, add_special_tokens=special))
 
     async def tokenize_chat(
         self, messages: Sequence[Message], template: TemplateOptions, tenant: str | None
     ) -> TokenizedPrompt:
-        """Do as `tokenize` does, for a conversation of a tenant."""
         self._require_short(sum(map(text_length, messages)))
         messages = await self.llm.fetch_images(messages)
         return await self.off_loop(lambda: self.llm.tokenize_chat(messages, template, tenant))
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Run what takes a while on a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenising, work)
 
     def _require_short(self, num_chars: int) -> None:
@@ -174,8 +176,7 @@ class Service:
     async def submit(
         self, asked: CompletionRequest, tenant: str | None, request_id: str, *, deltas: bool
     ) -> RequestStream:
-        """Tokenise what a body asks and hand it to the engine: all of it, or nothing. Raises ApiError,
-        InvalidRequestError: it cannot be served, or not now."""
+        """Tokenise what a body asks and hand it to the engine: all of it, or nothing."""
         answers = max(len(asked.prompts), 1) * asked.params.n
         self.require_room(tenant, answers)
         # Counted from here on: others may come while this one is tokenised.
@@ -192,16 +193,13 @@ class Service:
     async def new_requests(
         self, asked: CompletionRequest, tenant: str | None, request_id: str, *, deltas: bool
     ) -> list[NewRequest]:
-        """Return the requests of a body, tokenised. Raises as `submit`, but for what others leave no room."""
         if asked.messages is not None:
             prompts = [await self.tokenize_chat(asked.messages, asked.template, tenant)]
         else:
             prompts = [await self.tokenize(prompt) for prompt in asked.prompts]
-        params = (
-            self.reader.bind(asked.params, prompts[0].text, asked.template.tools, asked.calls)
-            if asked.messages
-            else asked.params
-        )
+        params = asked.params
+        if asked.messages:
+            params = self.reader.bind(params, prompts[0].text, asked.template.tools, asked.calls)
         if params.structured_outputs is not None:
             await self.off_loop(lambda: self.llm.check_structured(params))
         stem = f"{request_id}-{next(self._numbers)}"
@@ -231,15 +229,13 @@ class Service:
             )
 
     async def stats(self) -> EngineStats:
-        """Return the engine's counters, as they were a step ago where one takes long."""
+        """Return the engine's counters; where a step takes long, as they were before it. The next two do so too."""
         return await self._latest("stats", EngineStats(), self.llm.stats)
 
     async def occupancy(self) -> Occupancy:
-        """Return who holds the KV memory; as `stats`."""
         return await self._latest("occupancy", Occupancy({}, []), self.llm.occupancy)
 
     async def sessions(self, tenant: str | None) -> list[SessionStats]:
-        """Return the conversations of a tenant; as `stats`."""
         return await self._latest(("sessions", tenant), [], lambda: self.llm.sessions(tenant))
 
     async def _latest(self, name: Any, first: T, read: Callable[[], T]) -> T:
@@ -247,20 +243,6 @@ class Service:
             self._read[name] = await asyncio.wait_for(self.engine.call(read), _STATS_WAIT)
         found: T = self._read.get(name, first)
         return found
-
-    def _open_kv_events(self) -> "KVEventPublisher | None":
-        config, kv_cache_dtype = self.config, self.llm.config.cache.kv_cache_dtype
-        if config.kv_events_endpoint is None:
-            return None
-        from winnow.server.kv_events import KVEventPublisher
-
-        self.llm.record_prefixes()
-        return KVEventPublisher(
-            config.kv_events_endpoint,
-            config.kv_events_replay_endpoint,
-            config.kv_events_topic,
-            None if kv_cache_dtype == "auto" else kv_cache_dtype,
-        )
 
     def _publish_prefixes(self) -> None:
         if self._kv_events is not None:
@@ -274,7 +256,6 @@ class Service:
 
 
 def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, ...]:
-    """Return what clients may call a model."""
     if served:
         return tuple(served)
     if model is None:
@@ -283,11 +264,9 @@ def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, .
 
 
 def load_reader(response_template: str | None, tokenizer: Any) -> AnswerReader:
-    """Return what reads the model's answers. Raises ConfigError: it cannot be used.
+    """Return what reads the model's answers. Raises ConfigError: the template cannot be used.
 
-    Args:
-        response_template: name of a known form, or path of a JSON file; None: the tokenizer's own, or the one that its
-            chat template shows.
+    `response_template` is a name or the path of a JSON file; None: the tokenizer's, or what its chat template shows.
     """
     if response_template is None or response_template in TEMPLATES:
         return AnswerReader.of(tokenizer, TEMPLATES[response_template] if response_template else None)

@@ -24,8 +24,7 @@ Record = dict[str, Any]
 class Store:
     """Records of files and batches, each a JSON file that is replaced whole; files' contents beside them.
 
-    A record is seen by its own tenant alone. Raises ConfigError: the directory cannot be used, or another server uses
-    it.
+    A record is seen by its own tenant alone. Raises ConfigError: the directory cannot be used now.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -49,11 +48,9 @@ class Store:
                 self._records[record["id"]] = record
 
     def close(self) -> None:
-        """Let another server use the directory."""
         self._lock.close()
 
     def save(self, record: Record) -> None:
-        """Write a record, and keep it."""
         path = self._path(record["id"], ".json")
         draft = path.with_suffix(".draft")
         with draft.open("w", encoding="utf-8") as file:
@@ -72,12 +69,8 @@ class Store:
 
     def records(self, kind: str, tenant: str | None) -> list[Record]:
         """Return a tenant's records of one kind, newest first."""
-        own = [
-            each
-            for each in list(self._records.values())
-            if each["object"] == kind and each.get("tenant") == tenant
-        ]
-        return sorted(own, key=lambda each: (-each["created_at"], each["id"]))
+        found = sorted(self._records.values(), key=lambda each: (-each["created_at"], each["id"]))
+        return [each for each in found if each["object"] == kind and each.get("tenant") == tenant]
 
     def unfinished_batches(self) -> Iterator[Record]:
         """Yield batches of all tenants that another process has left."""
@@ -86,8 +79,7 @@ class Store:
                 yield record
 
     def keep_input(self, batch: str, name: str) -> None:
-        """Let a batch keep a file's content, whatever becomes of the file. Raises ApiError: the file has just been
-        deleted."""
+        """Let a batch keep a file's content, whatever becomes of the file. Raises ApiError: it is gone already."""
         try:
             os.link(self.content(name), self._path(batch, ".input"))
         except FileNotFoundError:
@@ -134,7 +126,6 @@ class Store:
         return record
 
     def delete_file(self, name: str, tenant: str | None) -> None:
-        """Delete a file. Raises as `get`."""
         self.get(name, "file", tenant)
         del self._records[name]
         self._path(name, ".json").unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 import json
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +15,7 @@ MAX_RESPONSES = 10_000
 
 @dataclass(eq=False)
 class Turn:
-    """A response and what it answers, as JSON.
-
-    Attributes:
-        before: the turn that it continues; None: it begins a conversation.
-        items: its own input items.
-    """
+    """A response and the input `items` that it answers, as JSON; `before` None: it begins a conversation."""
 
     before: "Turn | None"
     items: bytes
@@ -46,23 +40,21 @@ class Turn:
 
     def conversation(self) -> list[Any]:
         """Return the items of the whole conversation up to its answer."""
-        turns: list[Turn] = []
-        turn: Turn | None = self
-        while turn is not None:
-            turns.append(turn)
+        turn, found = self, [self.own_items()]
+        while turn.before is not None:
             turn = turn.before
-        return [
-            item
-            for each in reversed(turns)
-            for item in (*json.loads(each.items), *json.loads(each.response)["output"])
-        ]
+            found.append(turn.own_items())
+        return [item for each in reversed(found) for item in each]
+
+    def own_items(self) -> list[Any]:
+        """Return the items of its input and of its answer."""
+        return [*json.loads(self.items), *json.loads(self.response)["output"]]
 
 
 class StoredResponses:
     """Responses by id, each of which holds those that it continues. The least recently used go first.
 
-    Args:
-        max_bytes: of their JSON; 0: none are kept.
+    `max_bytes` is of their JSON.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -75,11 +67,7 @@ class StoredResponses:
         return len(self._turns)
 
     def add(
-        self,
-        response: Mapping[str, Any],
-        items: list[Any],
-        before: Turn | None,
-        conversation: str | None = None,
+        self, response: Record, items: list[Any], before: Turn | None, conversation: str | None = None
     ) -> None:
         """Keep a response to `items` behind the turn `before`, the last one of a conversation if it names one."""
         if conversation is not None:
@@ -107,17 +95,15 @@ class StoredResponses:
         return turn
 
     def item(self, name: str) -> Any:
-        """Return an item of a response, or of what one answers. Raises ApiError: there is none of that id, or none any
-        more."""
+        """Return an item of a response, or of what one answers. Raises ApiError: there is none (any more)."""
         for turn in reversed(self._turns.values()):
-            for item in (*json.loads(turn.items), *json.loads(turn.response)["output"]):
+            for item in turn.own_items():
                 if isinstance(item, dict) and item.get("id") == name:
                     return item
         raise ApiError("not_found", f"there is no item {name!r:.200}, or it is no longer kept", "input")
 
     def before(self, name: Any, conversation: str | None = None) -> Turn | None:
-        """Return the turn that `previous_response_id` names, or the last of a conversation; None: there is none. Raises
-        ApiError: there is no such response."""
+        """Return the turn that an id names, or a conversation's last, if any. Raises ApiError: there is none of that id."""
         if name is None and (name := self._last.get(conversation or "")) is None:
             return None
         try:

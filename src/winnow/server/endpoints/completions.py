@@ -25,21 +25,26 @@ class StrictResponse(JSONResponse):
     """JSON without NaN and infinities."""
 
     def render(self, content: Any) -> bytes:
-        """Return the body."""
         return dump_json(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 async def complete(
     service: Service, request: Request, endpoint: Endpoint, body: Mapping[str, Any]
 ) -> Response:
-    """Answer a body. Raises ApiError, InvalidRequestError: it cannot be served; before anything has been sent."""
     asked = read_body(endpoint, body, service.llm.sampling_defaults, served=True)
     stream, form = await _submit(service, request, asked, deltas=asked.stream)
     if asked.stream:
         texts = _events(stream, asked, ChunkStream(form))
         return EventStream(texts, lambda: service.engine.abandon(stream))
-    outputs = await unless_disconnected(request.receive, collect(service, stream))
-    return StrictResponse(completion_object(form, outputs))
+
+    async def collect() -> list[RequestOutput]:
+        try:
+            found = {place: output async for place, output in stream.answers()}
+        finally:
+            service.engine.abandon(stream)
+        return [found[place] for place in range(len(found))]
+
+    return StrictResponse(completion_object(form, await unless_disconnected(request.receive, collect())))
 
 
 async def write(
@@ -57,7 +62,6 @@ async def write(
         events: returns the events, those of a step in one list.
         whole: returns the object, by the last event.
         failed: returns the event of an error in the middle of a stream.
-        ping: what breaks a silence.
     """
     stream, form = await _submit(service, request, asked, deltas=True)
     chunks = ChunkStream(form)
@@ -92,15 +96,6 @@ async def _submit(
     work = service.submit(asked, state.tenant, state.request_id, deltas=deltas)
     stream = await unless_disconnected(request.receive, work)
     return stream, ResponseForm(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
-
-
-async def collect(service: Service, stream: RequestStream) -> list[RequestOutput]:
-    """Wait for the outputs of requests, in the order of their prompts. Raises ApiError: one of them failed."""
-    try:
-        found = {place: output async for place, output in stream.answers()}
-    finally:
-        service.engine.abandon(stream)
-    return [found[place] for place in range(len(found))]
 
 
 async def _events(stream: RequestStream, asked: CompletionRequest, chunks: ChunkStream) -> AsyncIterator[str]:

@@ -19,7 +19,6 @@ from winnow.server.service import Service
 
 
 async def create_message(service: Service, request: Request, body: Mapping[str, Any]) -> Response:
-    """Answer a body. Raises ApiError, InvalidRequestError: it cannot be served; before anything has been sent."""
     asked, edits, _ = await _asked(service, body, request.state.tenant)
     writer = MessageWriter(service.check_model(asked.model), edits)
 
@@ -40,7 +39,6 @@ async def create_message(service: Service, request: Request, body: Mapping[str, 
 
 
 async def count_tokens(service: Service, body: Mapping[str, Any], tenant: str | None) -> dict[str, Any]:
-    """Return the tokens of a prompt. Raises ApiError, InvalidRequestError: it cannot be used."""
     asked, edits, before = await _asked(service, body, tenant, counted=True)
     service.check_model(asked.model)
     assert asked.messages is not None

@@ -21,18 +21,16 @@ from winnow.server.service import Service
 
 
 async def respond(service: Service, request: Request, body: Mapping[str, Any]) -> Response:
-    """Answer a body. Raises ApiError, InvalidRequestError: it cannot be served; before anything has been sent."""
     tenant = request.state.tenant
     kept = service.responses[tenant]
     items = input_items(body, kept.item)
     named = conversation_id(body)
     before = kept.before(body.get("previous_response_id"), named)
     conversation = items if before is None else [*before.conversation(), *items]
-    chat, name, stored = (
-        chat_body(body, conversation),
-        new_id("resp"),
-        _is_stored(body) and kept.max_bytes > 0,
-    )
+    chat, name, store = chat_body(body, conversation), new_id("resp"), body.get("store")
+    if not isinstance(store, bool | None):
+        raise invalid("store", f"must be true or false, got {store!r:.80}")
+    stored = store is not False and kept.max_bytes > 0
     if stored and not chat.get("prompt_cache_key"):
         chat.setdefault("session_id", named or (name if before is None else before.first_id))
     asked = read_body(Endpoint.CHAT, chat, service.llm.sampling_defaults, served=True)
@@ -51,34 +49,25 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
     return await write(service, request, asked, events, lambda last, _: last["response"], writer.fail)
 
 
-def _is_stored(body: Mapping[str, Any]) -> bool:
-    store = body.get("store")
-    if not isinstance(store, bool | None):
-        raise invalid("store", f"must be true or false, got {store!r:.80}")
-    return store is not False
-
-
 def add_response_routes(app: FastAPI, service: Service) -> None:
-    """Add /v1/responses/{name}: responses that were kept."""
-
     @add_route(app, "GET", f"{PATH}/{{name}}")
-    async def get_response(request: Request) -> Response:
+    async def get_response(request: Request, name: str) -> Response:
         """Return a response that was kept."""
-        turn = service.responses[request.state.tenant].get(request.path_params["name"])
+        turn = service.responses[request.state.tenant].get(name)
         return Response(turn.response, media_type="application/json")
 
     @add_route(app, "DELETE", f"{PATH}/{{name}}")
-    async def delete_response(request: Request) -> Response:
+    async def delete_response(request: Request, name: str) -> Response:
         """Forget a response; those that continue it can still be continued."""
-        name = request.path_params["name"]
         service.responses[request.state.tenant].delete(name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     @add_route(app, "GET", f"{PATH}/{{name}}/input_items")
-    async def list_input_items(request: Request) -> Response:
+    async def list_input_items(
+        request: Request, name: str, limit: str = "100", after: str | None = None, order: str = "desc"
+    ) -> Response:
         """List what a response answers, newest first: the conversation before it, and its own input."""
-        turn = service.responses[request.state.tenant].get(request.path_params["name"])
-        items, order = turn.input_items(), request.query_params.get("order", "desc")
+        items = service.responses[request.state.tenant].get(name).input_items()
         if order not in ("asc", "desc"):
             raise invalid("order", f"must be asc or desc, got {order!r:.80}")
-        return page(request, items if order == "asc" else items[::-1])
+        return page(items if order == "asc" else items[::-1], limit, after)
