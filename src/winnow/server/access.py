@@ -31,7 +31,7 @@ class Keys:
 
     @classmethod
     def of(cls, keys: Sequence[str], file: str | None) -> "Keys":
-        """Return keys without a tenant's name, and those of a file {tenant: key}. Raises ConfigError: one is unusable."""
+        """Return nameless keys, and those of a file {tenant: key}. Raises ConfigError: one is unusable."""
         named = {f"key-{hashlib.sha256(key.encode()).hexdigest()[:8]}": key for key in keys}
         if file is not None:
             named |= _read_file(Path(file))

@@ -81,7 +81,7 @@ class Service:
             self._charge,
             self._publish_prefixes,
         )
-        self._kv_events: "KVEventPublisher | None" = None
+        self._kv_events: KVEventPublisher | None = None
         if self.config.kv_events_endpoint is not None:
             from winnow.server import kv_events
 
@@ -111,7 +111,7 @@ class Service:
     # -- before the engine -----------------------------------------------------------------------------------------
 
     def check_model(self, name: str | None, *, strict: bool = False) -> str:
-        """Return the name that the response gives the model. Raises ApiError: it is another, and that is not allowed."""
+        """Return the name that the response gives the model. Raises ApiError: a strict server has another."""
         if name is None or (name not in self.names and not (strict or self.config.strict_model)):
             return self.names[0]
         if name not in self.names:

@@ -103,7 +103,7 @@ class StoredResponses:
         raise ApiError("not_found", f"there is no item {name!r:.200}, or it is no longer kept", "input")
 
     def before(self, name: Any, conversation: str | None = None) -> Turn | None:
-        """Return the turn that an id names, or a conversation's last, if any. Raises ApiError: there is none of that id."""
+        """Return the turn that an id names, or a conversation's last, if any. Raises ApiError: no such id."""
         if name is None and (name := self._last.get(conversation or "")) is None:
             return None
         try:
