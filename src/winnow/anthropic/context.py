@@ -24,8 +24,7 @@ _FIELDS = {
 
 
 def read_edits(given: Any) -> list[Record]:
-    """Return the edits of a body's `context_management`. Raises ApiError: names the field, the value and what is
-    allowed."""
+    """Return the edits of a body's `context_management`."""
     edits = given.get("edits") or [] if isinstance(given, dict) and set(given) <= {"edits"} else None
     if not isinstance(edits, list):
         _refuse("context_management", "an object with a list of edits", given)
@@ -33,9 +32,8 @@ def read_edits(given: Any) -> list[Record]:
         name = f"context_management.edits[{index}]"
         kind = edit.get("type") if isinstance(edit, dict) else None
         if kind not in _EDITS:
-            raise unsupported(
-                f"{name}.type", f"must be one of {', '.join(_EDITS)}, got {kind!r:.80}", "context_management"
-            )
+            fault = f"must be one of {', '.join(_EDITS)}, got {kind!r:.80}"
+            raise unsupported(f"{name}.type", fault, "context_management")
         for field, value in edit.items():
             if field not in ("type", *_FIELDS[kind]) and value is not None:
                 raise unsupported(name, f"has no field {field!r:.80}", "context_management")
@@ -56,11 +54,8 @@ def is_due(edit: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], token
     trigger = edit.get("trigger") or {"type": "input_tokens", "value": _TRIGGERS[edit["type"]]}
     due: bool = (len(_calls(messages)) if trigger.get("type") == "tool_uses" else tokens) > trigger["value"]
     if due and edit["type"] == COMPACT:
-        raise unsupported(
-            COMPACT,
-            f"is not served, and the prompt has {tokens} tokens, above its trigger",
-            "context_management",
-        )
+        fault = f"is not served, and the prompt has {tokens} tokens, above its trigger"
+        raise unsupported(COMPACT, fault, "context_management")
     return due
 
 
@@ -87,10 +82,8 @@ def edited(edit: Mapping[str, Any], messages: Sequence[Record]) -> tuple[list[Re
         if message.get("tool_call_id") in cleared:
             message = {**message, "content": CLEARED}
         elif message.get("tool_calls") and inputs:
-            message = {
-                **message,
-                "tool_calls": [_emptied(each, cleared, inputs) for each in message["tool_calls"]],
-            }
+            emptied = [_emptied(each, cleared, inputs) for each in message["tool_calls"]]
+            message = {**message, "tool_calls": emptied}
         shown.append(message)
     return shown, {"cleared_tool_uses": len(cleared)}
 

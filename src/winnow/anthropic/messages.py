@@ -21,7 +21,6 @@ _KINDS = {
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Return whether a path is one of Anthropic's API."""
     return path == PATH or path.startswith(f"{PATH}/")
 
 
@@ -31,7 +30,6 @@ def status_of(error: ApiError) -> int:
 
 
 def error_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
-    """Return the response's body."""
     status = status_of(error)
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": str(error)}}
@@ -41,14 +39,10 @@ def error_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]
 Record = dict[str, Any]
 
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
-# Of a block that grows: its field, and the type and the field of what is appended.
-_DELTAS = {"text": ("text", "text_delta"), "thinking": ("thinking", "thinking_delta")}
 
 
 @dataclass
 class MessageWriter:
-    """Writer of one message."""
-
     model: str
     edits: list[Record] | None = None
     """Edits of the conversation that were made; None: none were asked for."""
@@ -80,14 +74,12 @@ class MessageWriter:
                 self._reason = _REASONS.get(choice["finish_reason"], ended)
 
     def end(self, usage: Mapping[str, Any]) -> Iterator[Record]:
-        """Yield the last events."""
         yield from self._end_block()
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
         yield {"type": "message_delta", "delta": delta, "usage": _usage(usage), **self._managed}
         yield {"type": "message_stop"}
 
     def object(self, usage: Mapping[str, Any]) -> Record:
-        """Return the message as it stands."""
         return {
             "id": self.id,
             "type": "message",
@@ -105,14 +97,13 @@ class MessageWriter:
         return {} if self.edits is None else {"context_management": {"applied_edits": self.edits}}
 
     def _grow(self, kind: str, text: str) -> Iterator[Record]:
-        name, delta = _DELTAS[kind]
         if self._open is None or self._open["type"] != kind:
             yield from self._end_block()
             signed = {"signature": ""} if kind == "thinking" else {}
-            yield from self._begin_block({"type": kind, name: "", **signed})
+            yield from self._begin_block({"type": kind, kind: "", **signed})
         assert self._open is not None
-        self._open[name] += text
-        yield self._delta({"type": delta, name: text})
+        self._open[kind] += text
+        yield self._delta({"type": f"{kind}_delta", kind: text})
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[Record]:
         yield from self._end_block()

@@ -17,12 +17,8 @@ Record = dict[str, Any]
 _SHARED = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 # What says nothing about the answer; see `cache_session` for marks.
 _IGNORED = (
-    "cache_control",
-    "service_tier",
-    "inference_geo",
-    "diagnostics",
-    "user_profile_id",
-    "workspace_id",
+    *("cache_control", "service_tier", "inference_geo"),
+    *("diagnostics", "user_profile_id", "workspace_id"),
 )
 # What is not served, and the values that ask for nothing.
 _UNSERVED: Mapping[str, tuple[Any, ...]] = {
@@ -45,11 +41,7 @@ _ALONE = "disable_parallel_tool_use"
 
 
 def chat_body(body: Mapping[str, Any], *, counted: bool = False) -> Record:
-    """Return the body of a chat that asks the same. Raises ApiError: names the field, the value and what is allowed.
-
-    Args:
-        counted: its tokens are counted alone, so it need not say how long the answer may be.
-    """
+    """Return the body of a chat that asks the same; one that is only `counted` need not say how long answers may be."""
     ignored = (*_IGNORED, "context_management")  # which edits what is read here
     values = {name: value for name, value in body.items() if value is not None and name not in ignored}
     for name in _FOREIGN:
@@ -78,10 +70,8 @@ def chat_body(body: Mapping[str, Any], *, counted: bool = False) -> Record:
 
 
 def cache_session(body: Mapping[str, Any]) -> Record:
-    """Return the session that a body with cache marks asks for, named by its system prompt and first message.
-
-    Every prompt is cached without a mark; a mark lets the conversation give way after others, for as long as it says.
-    """
+    """Return the session that a body with cache marks asks for, named by its system prompt and first message: every
+    prompt is cached, and a mark lets the conversation give way after others, for as long as it says."""
     messages = body.get("messages")
     parts = [_system(body.get("system")), messages[:1] if isinstance(messages, list) else None]
     text = json.dumps(body)
@@ -159,9 +149,8 @@ def _user(blocks: list[Any], name: str) -> list[Record]:
             texts += [part for part in parts if part["type"] != "text"]  # templates have no place for them
             if _switch(block, "is_error", place) and not text.lower().startswith(("error", "<")):
                 text = f"Error: {text}"
-            messages.append(
-                {"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": text}
-            )
+            name_of_call = _text(block, "tool_use_id", place)
+            messages.append({"role": "tool", "tool_call_id": name_of_call, "content": text})
         else:
             texts.append(_part(block, place, images=True))
     if texts or not messages:
@@ -179,10 +168,8 @@ def _assistant(blocks: list[Any], name: str) -> Record:
             arguments = block.get("input")
             if not isinstance(arguments, dict):
                 _refuse(f"{place}.input", "an object", arguments)
-            function = {
-                "name": _text(block, "name", place),
-                "arguments": json.dumps(arguments, ensure_ascii=False),
-            }
+            function = {"name": _text(block, "name", place)}
+            function["arguments"] = json.dumps(arguments, ensure_ascii=False)
             calls.append({"id": _text(block, "id", place), "type": "function", "function": function})
         elif kind == "thinking":
             thoughts += _text(block, "thinking", place)
@@ -244,12 +231,10 @@ def _thinking(values: Record) -> Record:
     if thinking:
         kind = thinking.get("type")
         if kind not in ("enabled", "adaptive", "disabled"):
-            raise invalid(
-                "thinking.type", f"must be enabled, adaptive or disabled, got {kind!r:.80}", "thinking"
-            )
-        found["chat_template_kwargs"] = {
-            **_object(values, "chat_template_kwargs"), "enable_thinking": kind != "disabled",
-        }  # fmt: skip
+            fault = f"must be enabled, adaptive or disabled, got {kind!r:.80}"
+            raise invalid("thinking.type", fault, "thinking")
+        switch = {"enable_thinking": kind != "disabled"}
+        found["chat_template_kwargs"] = _object(values, "chat_template_kwargs") | switch
     unknown = next((name for name in output if name not in ("effort", "format")), None)
     if unknown is not None:
         raise unsupported("output_config", f"has no field {unknown!r:.80}")
@@ -276,9 +261,8 @@ def _tools(values: Record) -> Record:
         elif kind in _CHOICES:
             found["tool_choice"] = _CHOICES[kind]
         else:
-            raise invalid(
-                "tool_choice.type", f"must be auto, any, tool or none, got {kind!r:.80}", "tool_choice"
-            )
+            fault = f"must be auto, any, tool or none, got {kind!r:.80}"
+            raise invalid("tool_choice.type", fault, "tool_choice")
         unknown = next((name for name in choice if name not in ("type", "name", _ALONE)), None)
         if unknown is not None:
             raise unsupported("tool_choice", f"has no field {unknown!r:.80}")

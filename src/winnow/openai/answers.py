@@ -37,8 +37,8 @@ class AnswerReader:
 
     @classmethod
     def of(cls, tokenizer: Any, template: Mapping[str, Any] | None = None) -> "AnswerReader":
-        """Return the reader of a model; without a template by the tokenizer's own, or by what its chat template shows.
-        Raises ConfigError: the template cannot be used."""
+        """Return the reader of a model; without a template by its own, or by what its chat template shows. Raises
+        ConfigError: the template cannot be used."""
         if tokenizer is None:
             if template is not None:
                 raise ConfigError("response_template needs a model with a tokenizer")
@@ -67,9 +67,6 @@ class AnswerReader:
         Reasoning may stand before calls and forms; where the prompt ends within it, it must. Where tools are shown,
         calls may stand in a form's place. Where one call is allowed, the answer ends with it. Raises
         InvalidRequestError: the functions' schemas cannot be used.
-
-        Args:
-            prompt: its text, which may end within the model's reasoning.
         """
         if not self.reads(tools, calls):
             return params
@@ -100,15 +97,10 @@ class AnswerReader:
         return ReasoningMarks("" if begun else str(opening), closing)
 
     def parser(self, prompt: str | None, tools: Tools, calls: CallRule | None) -> AnswerParser:
-        """Return a parser of one answer."""
-
-        def read_calls(region: Region, text: str, closed: bool) -> list[dict[str, Any]]:
-            return self._read_calls(region, text, closed, tools)
-
         regions, turn = self._regions_of(tools, calls), self._turn(prompt or "")
         shown = self._special_tokens if self._has_special_marks else {}
         most = None if calls is None or calls.several else 1
-        return AnswerParser(regions, self._outside, read_calls, shown, turn, most)
+        return AnswerParser(regions, self._outside, partial(self._read_calls, tools), shown, turn, most)
 
     @cached_property
     def _call_form(self) -> CallForm | None:
@@ -116,7 +108,7 @@ class AnswerReader:
 
     @cached_property
     def _grammar(self) -> CallGrammar:
-        return CallGrammar(self._special_texts, self._call_field, self._call_form)
+        return CallGrammar(self._special_tokens.values(), self._call_field, self._call_form)
 
     @property
     def _call_field(self) -> Mapping[str, Any] | None:
@@ -125,10 +117,6 @@ class AnswerReader:
     @cached_property
     def _special_tokens(self) -> Mapping[int, str]:
         return TokenTable(self.tokenizer).special
-
-    @property
-    def _special_texts(self) -> Collection[str]:
-        return self._special_tokens.values()
 
     @cached_property
     def _fields(self) -> Sequence[Region]:
@@ -145,7 +133,8 @@ class AnswerReader:
     def _has_special_marks(self) -> bool:
         fields = [each.field for each in self._fields if each.opening is not None]
         texts = [text for each in fields for side in ("open", "close") for text in mark_texts(each, side)]
-        return any(text is None or any(token in text for token in self._special_texts) for text in texts)
+        special = self._special_tokens.values()
+        return any(text is None or any(token in text for token in special) for text in texts)
 
     def _regions_of(self, tools: Tools, calls: CallRule | None) -> list[Region]:
         regions = [each for each in self._fields if each.opening is not None]
@@ -155,10 +144,7 @@ class AnswerReader:
         return [*regions, Region.of("tool_calls", CALL_LIST)] if as_list else regions
 
     def _turn(self, prompt: str) -> str:
-        """Return what a prompt holds of the model's turn: what stands behind the last beginning of one.
-
-        Where none is found, the mark that the prompt ends with, if it does.
-        """
+        """Return a prompt's text behind the last beginning of a turn; if there is none, the mark that it ends with."""
         if self.template is None:
             return ""
         anchor = regex.compile(mark_pattern(self.template, "start_anchor"), regex.DOTALL)
@@ -168,7 +154,7 @@ class AnswerReader:
         texts = [mark_text(each.field, "open") for each in self._fields if each.kind is Kind.REASONING]
         return next((text for text in texts if text and prompt.rstrip().endswith(text)), "")
 
-    def _read_calls(self, region: Region, text: str, closed: bool, tools: Tools) -> list[dict[str, Any]]:
+    def _read_calls(self, tools: Tools, region: Region, text: str, closed: bool) -> list[dict[str, Any]]:
         if not closed and not region.checks_itself:
             raise ValueError("the call is incomplete")
         template = {"start_anchor": "\0", "fields": {region.name: region.closed_field()}}
@@ -184,8 +170,7 @@ class AnswerReader:
 
 
 def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one call, its arguments as JSON text, under an id of its own. Raises ValueError: it has no name, or
-    arguments that JSON cannot hold."""
+    """Return one call, its arguments as JSON text, under an id of its own. Raises ValueError: it is none."""
     function = call.get("function", call)
     name, arguments = function.get("name"), function.get("arguments", {})
     if not isinstance(name, str) or not name:

@@ -57,7 +57,7 @@ class CallGrammar:
 
     Args:
         special_tokens: texts that are one token each, which other tokens cannot spell.
-        field: of calls, in the response template; None: it has none.
+        field: of calls, in the response template.
         form: None: calls are a JSON list.
     """
 
@@ -71,19 +71,16 @@ class CallGrammar:
         self._field, self._form = field, form
 
     def forced(self, calls: CallRule) -> StructuredOutputs:
-        """Return the form of an answer that is calls. Raises InvalidRequestError: the functions' schemas are too large,
-        or nest too deeply."""
+        """Return the form of an answer that is calls. Raises InvalidRequestError: a schema is too large or too deep."""
         several = calls.several and (self._form is None or self._form.repeats)
         start = 'start: "[" calls "]"' if self._form is None else "start: calls"
         return StructuredOutputs(grammar="\n".join([start, *self._calls(calls.functions, several)]))
 
     def offered(self, functions: Sequence[Mapping[str, Any]], *, several: bool) -> list[str] | None:
-        """Return rules of calls that may stand in a form's place, the first of them `calls`. Raises as `forced`.
+        """Return rules of calls that may stand in a form's place, the first of them `calls`; None: none can say how one
+        begins. Raises as `forced`.
 
         Calls that are not JSON between fixed texts begin with their opening mark, and anything follows.
-
-        Returns:
-            None: no rule can say how a call begins.
         """
         if self._form is not None:
             return self._calls(functions, several and self._form.repeats)
@@ -98,9 +95,7 @@ class CallGrammar:
     def around(self, marks: ReasoningMarks | None, offered: Sequence[str] | None) -> str:
         """Return what stands before a form, or in its place, as `StructuredOutputs.before`.
 
-        Args:
-            marks: of reasoning before it, which may be left out unless it has begun; None: there is none.
-            offered: rules of calls that may stand in its place; None: none may.
+        Reasoning between `marks` may be left out unless it has begun; `offered` are rules of calls in the form's place.
         """
         answer = "@form" if offered is None else "(@form | calls)"
         rules = list(offered or ())

@@ -37,7 +37,6 @@ class ApiError(WinnowError):
     """One request cannot be served; others are unaffected.
 
     Args:
-        code: for programs; the message is for people.
         param: the field that is wrong, as a path; None: no single one.
         retry_after: seconds after which the same request may be served; None: never, or not known.
     """
@@ -67,24 +66,17 @@ class ApiError(WinnowError):
 
     @property
     def status(self) -> int:
-        """The HTTP status: 400 for a faulty request, else by code."""
         return _KINDS.get(self.code, (400, ""))[0]
 
     def body(self) -> dict[str, Any]:
-        """Return the response's body."""
         _, kind = _KINDS.get(self.code, (400, "invalid_request_error"))
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 def invalid(subject: str, fault: str, param: str | None = None) -> ApiError:
-    """Return the error of a field that is wrong: `subject` and `fault` are its message.
-
-    Args:
-        param: the field, where that is not the subject.
-    """
+    """Return the error of a field that is wrong, with the message `subject` `fault`; `param` None: the subject."""
     return ApiError("invalid_request", f"{subject} {fault}", param or subject)
 
 
 def unsupported(subject: str, fault: str = "is not supported", param: str | None = None) -> ApiError:
-    """Do as `invalid` does, for a field or a value of it that Winnow does not serve."""
     return ApiError("unsupported_parameter", f"{subject} {fault}", param or subject)

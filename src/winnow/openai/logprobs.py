@@ -28,21 +28,17 @@ def chat_logprobs(answer: CompletionOutput, most: int | None = None) -> Record |
 
 @dataclass
 class TextOffsets:
-    """Places in a text at which its tokens begin.
-
-    Attributes:
-        end: characters of the tokens so far.
-        shown: characters of the text so far, where a stop string may cut it before the tokens end.
-    """
+    """Places in a text at which its tokens begin."""
 
     end: int = 0
+    """Characters of the tokens so far."""
     shown: int = 0
+    """Characters of the text so far: a stop string may cut it before the tokens end."""
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
 
     def skip(self, characters: int) -> None:
-        """Count characters that stand before the tokens."""
         self.end += characters
         self.shown += characters
 
@@ -73,13 +69,17 @@ def completion_logprobs(answer: CompletionOutput, offsets: TextOffsets) -> Recor
 
 def prompt_logprobs(output: RequestOutput) -> list[Record | None]:
     """Return `prompt_logprobs` as vLLM writes them: for each token of a prompt candidates by id, None for the first."""
-
-    def described(entry: Logprob) -> Record:
-        known = {"logprob": finite_logprob(entry), "rank": entry.rank}
-        return {**known, "decoded_token": entry.decoded_token}
-
     return [
-        None if row is None else {str(token): described(entry) for token, entry in row.items()}
+        None
+        if row is None
+        else {
+            str(token): {
+                "logprob": finite_logprob(each),
+                "rank": each.rank,
+                "decoded_token": each.decoded_token,
+            }
+            for token, each in row.items()
+        }
         for row in output.prompt_logprobs or ()
     ]
 
@@ -91,13 +91,11 @@ def echo_logprobs(
     special: Mapping[int, str],
     answer: Record | None,
 ) -> Record:
-    """Return `choices[].logprobs` of a prompt that is repeated, and of the answer behind it.
+    """Return `choices[].logprobs` of a prompt that is repeated, and of the answer behind it, if any.
 
     Args:
-        prompt: its text, in which offsets count.
         name_of: the text of a token that nothing predicts, as the first.
         special: special tokens with their texts, which stand in the prompt only where they were written.
-        answer: the answer's own; None: the prompt stands alone.
     """
     found: Record = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
     pieces = []
@@ -133,19 +131,19 @@ def _top_by_name(token: int, candidates: LogprobDict) -> dict[str, float]:
     return {by_token[other]: finite_logprob(entry) for other, entry in ranked(candidates)}
 
 
-def _offsets(text: str, pieces: Sequence[bytes], special: Sequence[bool] = ()) -> list[int]:
+def _offsets(text: str, pieces: Sequence[bytes], special: Sequence[bool]) -> list[int]:
     """Return where in `text` the character stands that each token begins or continues, if `pieces` are their bytes.
 
-    Ascending, and at most the text's length: a stop string may have cut it before the tokens end. A `special` token has
-    a length only where the text has it, as has the space that some tokenizers put before the first word.
+    A `special` token has a length only where the text has it, as has the space that some tokenizers put before the
+    first word.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     offsets, offset = [], 0
-    for index, piece in enumerate(pieces):
+    for piece, is_special in zip(pieces, special, strict=True):
         offsets.append(min(offset, len(text)))
         own = decoder.decode(piece)
-        if special and not text.startswith(own, offset):
-            own = "" if special[index] else own[own.startswith(" ") and text.startswith(own[1:], offset) :]
+        if not text.startswith(own, offset):
+            own = "" if is_special else own[own.startswith(" ") and text.startswith(own[1:], offset) :]
         offset += len(own)
     return offsets
 
@@ -167,7 +165,6 @@ def finite_logprob(entry: Logprob) -> float:
 
 
 def logprob_bytes(entry: Logprob) -> bytes:
-    """Return what a token adds to the text, in UTF-8."""
     return (entry.decoded_token or "").encode() if entry.token_bytes is None else entry.token_bytes
 
 

@@ -50,11 +50,7 @@ _REASONS = {
 
 
 def sampling_from_fields(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """Return sampling parameters from fields named like those of `SamplingParams`.
-
-    Null stands for the default, except in `max_tokens`, where it lifts the limit. Raises ApiError: an unknown key, or a
-    value out of range.
-    """
+    """Read parameters under the names of `SamplingParams`; null is the default, but lifts the limit of `max_tokens`."""
     own = {key: value for key, value in keys.items() if value is not None or key == "max_tokens"}
     try:
         return SamplingParams.from_mapping({**defaults, **own})
@@ -63,8 +59,7 @@ def sampling_from_fields(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -
 
 
 def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, chat: bool) -> SamplingParams:
-    """Return sampling parameters under OpenAI's names, and under ours where OpenAI has none. Raises ApiError: an
-    unknown key, one that is not served, or a value out of range."""
+    """Read parameters under OpenAI's names, and under ours where it has none. Raises ApiError: one is not served."""
     values = {key: value for key, value in body.items() if value is not None}
     _take_ignored(values)
     for key, reason in _REASONS.items():
@@ -91,8 +86,7 @@ def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, 
 
 
 def _take_ignored(values: dict[str, Any]) -> None:
-    """Take fields that say nothing about the answer out of `values`. Raises ApiError: one is not what OpenAI's API
-    makes it."""
+    """Take fields that say nothing about the answer out of `values`. Raises ApiError: one is of a wrong kind."""
     for key, kind in _IGNORED.items():
         value = values.pop(key, None)
         if value is None:
@@ -106,8 +100,7 @@ def _take_ignored(values: dict[str, Any]) -> None:
 
 
 def response_format(values: dict[str, Any]) -> None:
-    """Replace OpenAI's `response_format`, and vLLM's earlier `guided_*`, by `structured_outputs`. Raises ApiError: a
-    form that is not known, or several."""
+    """Replace OpenAI's `response_format`, and vLLM's earlier `guided_*`, by `structured_outputs`."""
     found: list[dict[str, Any]] = []
     form = values.pop("response_format", None)
     if form is not None:

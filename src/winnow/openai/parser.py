@@ -39,7 +39,6 @@ class AnswerParser:
     Attributes:
         regions: those that begin with a mark, as far as the answer may hold them.
         outside: what text outside of them is.
-        read_calls: see `ReadCalls`.
         special_tokens: those that answers show, with their texts. One at the end ends the turn, and is none of the
             message.
         prompt: what the prompt holds of the model's turn.
@@ -72,7 +71,7 @@ class AnswerParser:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether all further text is content as it comes."""
+        """All further text is content as it comes."""
         inside = self._region is not None or self.outside is not Kind.CONTENT
         return not (inside or self._buffer or self._after_mark or self._openings())
 
@@ -106,9 +105,8 @@ class AnswerParser:
     def completes(self, text: str) -> bool:
         """Read on. Returns whether the message is complete: it holds as many calls as it may."""
         self._feed(text)
-        region = self._region
-        is_endless = self._in_call and region is not None and region.closing is None
-        if is_endless and region is not None and text.rstrip().endswith(("}", "]")):
+        region = self._region if self._in_call else None
+        if region is not None and region.closing is None and text.rstrip().endswith(("}", "]")):
             with suppress(ValueError):
                 self.read_calls(region, self._buffer[self._mark[0] :], False)
                 return self.most_calls is not None
@@ -196,9 +194,8 @@ class AnswerParser:
             return True
         while True:
             if self._quote is not None:
-                _, match, self._scanned = self._find(
-                    [region.quotes[self._quote].closing], self._scanned, ended
-                )
+                closing = [region.quotes[self._quote].closing]
+                _, match, self._scanned = self._find(closing, self._scanned, ended)
                 if match is None:
                     return False
                 self._scanned = match.end()
@@ -234,11 +231,8 @@ class AnswerParser:
     def _find(
         self, patterns: Sequence[regex.Pattern[str]], start: int, ended: bool
     ) -> tuple[int, "regex.Match[str] | None", int]:
-        """Return the first mark from `start` on, the longest of several.
-
-        Returns:
-            Its pattern's index, the match, and where it stands; without a match, where one may still begin.
-        """
+        """Return the first mark from `start` on, the longest of several: its pattern's index, the match, and where it
+        stands; without a match, where one may still begin."""
         found: tuple[int, regex.Match[str]] | None = None
         safe = len(self._buffer)
         for index, pattern in enumerate(patterns):

@@ -8,9 +8,8 @@ from typing import Any
 
 import regex
 
-THINKING = ("reasoning_content", "thinking", "reasoning")
-"""Name of the model's reasoning in response templates."""
-
+# The model's reasoning in response templates.
+_THINKING = ("reasoning_content", "thinking", "reasoning")
 # A named group up to its end: character classes and escapes hold parentheses that end nothing.
 _GROUP = r"\(\?P<{}>(?:\[[^\]]*\]|\\.|[^()\\])*\)"
 NAME_GROUP = re.compile(_GROUP.format("name"))
@@ -31,8 +30,7 @@ class Kind(Enum):
 
     @classmethod
     def of(cls, name: str) -> "Kind":
-        """Return the kind of a template's field."""
-        if name in THINKING:
+        if name in _THINKING:
             return cls.REASONING
         return next((kind for kind in cls if kind.value == name), cls.OTHER)
 
@@ -41,9 +39,7 @@ class Kind(Enum):
 class Quote:
     """A quoted text within a call, in which nothing ends the call.
 
-    Attributes:
-        opening: what it begins with.
-        closing: its end, or an escape: a match without the group `escape` is the end.
+    `closing` is its end, or an escape: a match without the group `escape` is the end.
     """
 
     opening: regex.Pattern[str]
@@ -51,7 +47,6 @@ class Quote:
 
     @classmethod
     def of(cls, opening: str, closing: str, escapes: str = "") -> "Quote":
-        """Compile the regular expressions of a quote."""
         closing = f"(?P<escape>{escapes})|(?:{closing})" if escapes else closing
         return cls(regex.compile(opening, regex.DOTALL), regex.compile(closing, regex.DOTALL))
 
@@ -61,12 +56,10 @@ class Region:
     """Field of a response template.
 
     Attributes:
-        name: the field's.
         field: as the template has it.
         opening: None: it stands where no other region does.
         closing: None: it goes up to the answer's end.
         repeats: there may be several.
-        quotes: texts within it that hold no closing mark.
     """
 
     name: str
@@ -79,7 +72,6 @@ class Region:
 
     @classmethod
     def of(cls, name: str, field: Mapping[str, Any]) -> "Region":
-        """Return the region of a template's field."""
         marks = [mark_pattern(field, side) for side in ("open", "close")]
         opening, closing = (None if mark is None else regex.compile(mark, regex.DOTALL) for mark in marks)
         kind = Kind.of(name)
@@ -88,25 +80,20 @@ class Region:
 
     @property
     def checks_itself(self) -> bool:
-        """Return whether a call that is incomplete cannot be read as a whole one."""
+        """A call that is incomplete cannot be read as a whole one."""
         return self.field.get("content") in ("json", "python-call-list")
 
     def refuses(self, body: str) -> bool:
         """Return whether text that begins so can be no call."""
-        begun = body.lstrip()
-        return self._is_json and bool(begun) and begun[0] not in "{["
+        any_text = (self.field.get("content_args") or {}).get("allow_non_json")
+        begun = body.lstrip() if self.field.get("content") == "json" and not any_text else ""
+        return bool(begun) and begun[0] not in "{["
 
     def closed_field(self) -> dict[str, Any]:
         """Return the field for a parser of one whole call: its closing mark is the last there is."""
         mark = mark_pattern(self.field, "close")
         field = {name: value for name, value in self.field.items() if name not in ("close", "close_pattern")}
         return field if mark is None else {**field, "close_pattern": rf"(?:{mark})\Z"}
-
-    @property
-    def _is_json(self) -> bool:
-        return self.field.get("content") == "json" and not (self.field.get("content_args") or {}).get(
-            "allow_non_json"
-        )
 
 
 def mark_pattern(field: Mapping[str, Any], side: str) -> str | None:

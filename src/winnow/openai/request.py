@@ -38,18 +38,14 @@ class CompletionRequest:
     """A body that can be handed to the engine: either `prompts` or `messages` is set.
 
     Attributes:
-        model: what the body calls the model.
         echo: the prompt stands before the answer, with its logprobs if some are asked for.
         only_echo: there is no answer behind it.
-        stream: answer in chunks.
         include_usage: end the chunks with one that counts tokens.
         continuous_usage: count tokens in every chunk.
-        return_token_ids: report token ids beside texts.
         return_kept: report KVs kept by layer and head beside what else eviction did.
-        prompt_logprobs: report those of the prompt.
         priority: greater is served first, as in `NewRequest`; bodies say it the other way round, as vLLM does.
         calls: the rule for calls; None: they are the model's to make.
-        session: the conversation that the one prompt continues; None: it says of none.
+        session: the conversation that the one prompt continues.
     """
 
     prompts: tuple[Prompt, ...]
@@ -78,12 +74,8 @@ class CompletionRequest:
 def read_body(
     endpoint: Endpoint, body: Any, defaults: Mapping[str, Any], *, served: bool = False
 ) -> CompletionRequest:
-    """Read a body; `defaults` are the sampling parameters of bodies that do not set them. Raises ApiError: names the
-    field, the value and what is allowed.
-
-    Args:
-        served: it came over HTTP, where a body may hold several prompts and ask for a stream.
-    """
+    """Read a body; over HTTP (`served`) it may hold several prompts and ask for a stream. `defaults` are the sampling
+    parameters of bodies that do not set them. Raises ApiError: names the field, the value and what is allowed."""
     if not isinstance(body, dict):
         raise ApiError("invalid_request", f"body must be an object, got {json_kind(body)}")
     chat = endpoint is Endpoint.CHAT
@@ -174,7 +166,6 @@ def take_text(values: dict[str, Any], name: str) -> str | None:
 
 
 def read_priority(priority: Any) -> int:
-    """Check a priority."""
     if type(priority) is not int or abs(priority) > MAX_PRIORITY:
         raise invalid(
             "priority", f"must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority!r:.80}"
@@ -183,7 +174,7 @@ def read_priority(priority: Any) -> int:
 
 
 def read_prompt(prompt: Any) -> str | list[int]:
-    """Check a prompt: text, or a list of token ids. Raises ApiError: it is neither, or empty."""
+    """Check a prompt: text, or a list of token ids."""
     if isinstance(prompt, list):
         if not all(type(token) is int and token >= 0 for token in prompt):
             raise invalid("prompt", "must be text or a list of token ids from 0 on")
@@ -195,8 +186,7 @@ def read_prompt(prompt: Any) -> str | list[int]:
 
 
 def read_messages(messages: Any) -> list[Message]:
-    """Check the messages of a conversation, and join their parts of text. Raises ApiError: names the message that
-    cannot be used."""
+    """Check the messages of a conversation, and join their parts of text. Raises ApiError: names the wrong one."""
     if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
         raise invalid("messages", f"must be at most {MAX_MESSAGES}, got {len(messages)}")
     try:

@@ -27,10 +27,7 @@ class ResponseForm:
     """Common part of the objects that answer one body.
 
     Attributes:
-        asked: the body.
-        reader: of the model's answers.
         name: what follows the prefix of their id.
-        model: the name that they give the model.
         created: Unix seconds.
     """
 
@@ -51,11 +48,9 @@ class ResponseForm:
         return self.reader.parser(output.prompt, tools, calls) if reads else None
 
     def prompt_text(self, output: RequestOutput) -> str:
-        """Return a prompt's text, for bodies that want it repeated; without a tokenizer tokens have none."""
         return self._decode(output.prompt_token_ids) if output.prompt is None else output.prompt
 
     def echo_logprobs(self, output: RequestOutput, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return those of the prompt and the answer behind it, whose own are `answer`."""
         special = {} if self.reader.tokenizer is None else TokenTable(self.reader.tokenizer).special
         own = None if self.asked.only_echo else answer
         prompt = self.prompt_text(output)
@@ -66,7 +61,6 @@ class ResponseForm:
         return "" if tokenizer is None else str(tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def head(self, *, chunk: bool = False) -> dict[str, Any]:
-        """Return what every object starts with."""
         kind = "text_completion" if not self.is_chat else f"chat.completion{'.chunk' * chunk}"
         return {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.name}",
@@ -79,30 +73,24 @@ class ResponseForm:
 def usage_object(
     prompt: int, answers: int, cached: int, reports: Sequence[EvictionReport | None] = (), thoughts: int = 0
 ) -> dict[str, Any]:
-    """Return the object that counts tokens.
+    """Return the object that counts tokens; `cached` were not computed, `thoughts` are reasoning.
 
-    Args:
-        cached: those of the prompts that were not computed.
-        reports: of the answers whose KVs are not all kept: they say how many tokens' are, on average over rows.
-        thoughts: those of the answers that are reasoning.
+    Reports are of the answers whose KVs are not all kept: they say how many tokens' are, on average over rows.
     """
-    reasoned = {"completion_tokens_details": {"reasoning_tokens": thoughts}} if thoughts else {}
-    known = [report for report in reports if report is not None]
-    kept = {
-        "kept": round(sum(each.mean_kept for each in known)),
-        "total": sum(each.num_tokens for each in known),
-    }
-    return ({"kv": kept} if known else {}) | {
+    found: dict[str, Any] = {}
+    if known := [report for report in reports if report is not None]:
+        kept = round(sum(each.mean_kept for each in known))
+        found["kv"] = {"kept": kept, "total": sum(each.num_tokens for each in known)}
+    found |= {
         "prompt_tokens": prompt,
         "completion_tokens": answers,
         "total_tokens": prompt + answers,
         "prompt_tokens_details": {"cached_tokens": cached},
-        **reasoned,
     }
+    return found | ({"completion_tokens_details": {"reasoning_tokens": thoughts}} if thoughts else {})
 
 
 def finish_reason(answer: CompletionOutput) -> str | None:
-    """Return why an answer ended, in OpenAI's words."""
     return "stop" if answer.finish_reason == "abort" else answer.finish_reason
 
 
@@ -133,13 +121,11 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def event(data: dict[str, Any] | str, name: str | None = None) -> str:
-    """Return one server-sent event."""
     text = data if isinstance(data, str) else compact_json(data)
     return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
 
 
 def compact_json(value: Any) -> str:
-    """Dump JSON in as few characters as it takes."""
     try:
         return _ENCODER.encode(value)
     except ValueError:
@@ -154,8 +140,6 @@ _MARK = "\ue000"
 
 @dataclass
 class _Choice:
-    """One answer on its way."""
-
     started: bool = False
     ended: bool = False
     num_tokens: int = 0
@@ -168,7 +152,7 @@ class _Choice:
 
 
 class ChunkStream:
-    """Stream of chunks, from the deltas of a body's requests; `form` is what they have in common."""
+    """Stream of chunks, from the deltas of a body's requests."""
 
     def __init__(self, form: ResponseForm) -> None:
         self.form, self._asked = form, form.asked
@@ -199,7 +183,7 @@ class ChunkStream:
             yield from make(index, choice, output, answer, first)
 
     def events(self, place: int, output: RequestOutput) -> str:
-        """Return what `push` does, written as server-sent events; empty where there is nothing to say."""
+        """Return what `push` yields, written as server-sent events."""
         plain = self._plain_event(place, output)
         return plain if plain is not None else "".join(map(event, self.push(place, output)))
 
@@ -238,11 +222,9 @@ class ChunkStream:
         return before, behind
 
     def usage_chunk(self) -> Record:
-        """Return the chunk that counts tokens, after all others."""
         return {**self._head, "choices": [], "usage": self.usage()}
 
     def usage(self) -> Record:
-        """Return the tokens so far."""
         answers = 0 if self._asked.only_echo else sum(each.num_tokens for each in self._choices.values())
         cached = sum(self._cached_tokens.values())
         thoughts = sum(each.reasoning_tokens for each in self._choices.values())
@@ -321,7 +303,6 @@ def _chat_choice(
 
 
 def completion_object(form: ResponseForm, outputs: Sequence[RequestOutput]) -> Record:
-    """Return the object for finished requests: one for each prompt of the body, in order."""
     chunks = ChunkStream(form)
     choices = fold(chunk for place, output in enumerate(outputs) for chunk in chunks.push(place, output))
     found = form.head() | {"choices": choices, "usage": chunks.usage()}

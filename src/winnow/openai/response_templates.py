@@ -61,11 +61,7 @@ CALL_LIST: Mapping[str, Any] = {
 
 
 def recognise(chat_template: Any) -> Template | None:
-    """Return the form that a chat template shows; None: none that is known.
-
-    Args:
-        chat_template: a tokenizer's: text, or several by name.
-    """
+    """Return the form that a tokenizer's chat template (text, or several by name) shows; None: none that is known."""
     texts = chat_template.values() if isinstance(chat_template, Mapping) else [chat_template]
     text = "\n".join(each for each in texts if isinstance(each, str))
     if "<tool_call>" not in text:

@@ -23,7 +23,6 @@ class ResponseWriter:
     Attributes:
         body: as the client wrote it: a response repeats some of its fields.
         created: Unix seconds.
-        stored: a later response may continue this one.
     """
 
     body: Mapping[str, Any]
@@ -39,12 +38,10 @@ class ResponseWriter:
     """Logprobs of tokens of the message whose text is yet to come."""
 
     def begin(self) -> Iterator[Record]:
-        """Yield the first events."""
         for name in ("created", "in_progress"):
             yield self._event(f"response.{name}", response=self.object("in_progress"))
 
     def push(self, chunk: Mapping[str, Any]) -> Iterator[Record]:
-        """Yield the events of a chat's chunk."""
         for choice in chunk["choices"]:
             delta = choice["delta"]
             if delta.get("content") or ("content" in delta and not self._is_open("reasoning")):
@@ -59,7 +56,6 @@ class ResponseWriter:
             self._reason = choice["finish_reason"] or self._reason
 
     def end(self, usage: Mapping[str, Any]) -> Iterator[Record]:
-        """Yield the last events."""
         if self._open is None and not self.output:  # an empty answer is an answer
             yield from self._begin_item("message")
         if self._logprobs and self._is_open("message"):
@@ -74,7 +70,6 @@ class ResponseWriter:
         return self._event("response.failed", response=self.object("failed") | {"error": described})
 
     def object(self, status: str, usage: Mapping[str, Any] | None = None) -> Record:
-        """Return the response as it stands."""
         body = self.body
         text = body.get("text") or {}
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None

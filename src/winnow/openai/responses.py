@@ -18,14 +18,8 @@ MAX_ITEMS = 4096
 
 # Fields that mean the same under the same name in a chat.
 _SHARED = (
-    "model",
-    "temperature",
-    "top_p",
-    "stream",
-    "user",
-    "metadata",
-    "safety_identifier",
-    "prompt_cache_key",
+    *("model", "temperature", "top_p", "stream"),
+    *("user", "metadata", "safety_identifier", "prompt_cache_key"),
 )
 # `max_tool_calls` counts calls of tools that the server runs, of which there are none.
 _IGNORED = ("max_tool_calls", "client_metadata")
@@ -60,11 +54,7 @@ ID_PREFIXES = {
 
 def input_items(body: Mapping[str, Any], find: Callable[[str], Any]) -> list[Any]:
     """Return the items of a body's `input` as they are kept: with ids, text as parts of a message. Raises ApiError: it
-    is missing, empty or too long, or refers to what is not kept.
-
-    Args:
-        find: returns the item that an `item_reference` names, or raises ApiError.
-    """
+    is missing, empty or too long, or refers to what `find` does not know."""
     given = body.get("input")
     if given is None:
         raise invalid("body", f"needs input for {PATH}", "input")
@@ -84,11 +74,7 @@ def _is_reference(item: Any) -> bool:
 
 
 def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
-    """Return the body of a chat that asks the same. Raises ApiError: names the field, the value and what is allowed.
-
-    Args:
-        items: the whole conversation, which ends with the body's own `input_items`.
-    """
+    """Return the body of a chat that asks the same; `items` are the whole conversation, the body's own at the end."""
     values = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
     most = body.get("max_tool_calls")
     if most is not None and (type(most) is not int or most < 1):
@@ -244,11 +230,8 @@ def _tools(tools: Any) -> Any:
 
 def is_hollow(tool: Any) -> bool:
     """Return whether a tool is Codex's search without access to the web, which it lists in each request."""
-    return (
-        isinstance(tool, dict)
-        and tool.get("type") == "web_search"
-        and tool.get("external_web_access") is False
-    )
+    found = (tool.get("type"), tool.get("external_web_access")) if isinstance(tool, dict) else None
+    return found == ("web_search", False)
 
 
 def _custom_text(tool: Mapping[str, Any]) -> str:
@@ -258,5 +241,4 @@ def _custom_text(tool: Mapping[str, Any]) -> str:
 
 
 def new_id(prefix: str) -> str:
-    """Return a new id of a response or an item."""
     return f"{prefix}_{uuid.uuid4().hex}"

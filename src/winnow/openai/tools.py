@@ -31,11 +31,9 @@ class CallRule:
 
 
 def read_tools(values: dict[str, Any]) -> tuple[Sequence[Mapping[str, Any]], CallRule | None]:
-    """Take `tools`, `tool_choice` and `parallel_tool_calls` out of a body's `values`. Raises ApiError: names the field,
-    the value and what is allowed.
+    """Take `tools`, `tool_choice` and `parallel_tool_calls` out of a body's `values`.
 
-    Returns:
-        The tools that the template shows, and the rule for calls; None: they are the model's to make.
+    Returns the tools that the template shows, and the rule for calls; None: they are the model's to make.
     """
     tools: Sequence[Mapping[str, Any]] = _read_tools(values.pop("tools", None))
     choice = values.pop("tool_choice", None)
@@ -88,8 +86,7 @@ def _named(tools: Sequence[Mapping[str, Any]], choices: Sequence[Any]) -> Sequen
 
 
 def read_template_options(values: dict[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> TemplateOptions:
-    """Take what else is the template's out of a body's `values`. Raises ApiError: names the field, the value and what
-    is allowed."""
+    """Take what else is the template's out of a body's `values`."""
     if values.get("add_special_tokens") is False:  # templates write their own
         del values["add_special_tokens"]
     variables = values.pop("chat_template_kwargs", None) or {}
@@ -100,11 +97,8 @@ def read_template_options(values: dict[str, Any], tools: Sequence[Mapping[str, A
         if name not in _VARIABLES:
             raise unsupported("chat_template_kwargs", f"may set {', '.join(_VARIABLES)}, got {name!r:.80}")
         if not isinstance(value, str | bool | int) and name != "documents":
-            raise invalid(
-                f"chat_template_kwargs.{name}",
-                f"must be a text or a switch, got {json_kind(value)}",
-                "chat_template_kwargs",
-            )
+            where, kind = f"chat_template_kwargs.{name}", json_kind(value)
+            raise invalid(where, f"must be a text or a switch, got {kind}", "chat_template_kwargs")
     effort = values.pop("reasoning_effort", None)
     if effort is not None:
         if effort not in _EFFORTS:
@@ -132,16 +126,11 @@ def _read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
                 f"tools[{index}]",
                 'must be a function with a name: {"type": "function", "function": {"name": ..., "parameters": ...}}',
             )
-        if not isinstance(function.get("strict"), bool | None):
-            raise invalid(
-                f"tools[{index}].function.strict",
-                f"must be true or false, got {function['strict']!r:.80}",
-                f"tools[{index}]",
-            )
-        if not isinstance(function.get("parameters", {}), dict | None):
-            raise invalid(
-                f"tools[{index}].function.parameters",
-                f"must be a JSON schema, got {json_kind(function['parameters'])}",
-                f"tools[{index}]",
-            )
+        where, strict, schema = f"tools[{index}].function", function.get("strict"), function.get("parameters")
+        if not isinstance(strict, bool | None):
+            fault = f"must be true or false, got {strict!r:.80}"
+            raise invalid(f"{where}.strict", fault, f"tools[{index}]")
+        if not isinstance(schema, dict | None):
+            fault = f"must be a JSON schema, got {json_kind(schema)}"
+            raise invalid(f"{where}.parameters", fault, f"tools[{index}]")
     return tuple(tools)

@@ -78,8 +78,8 @@ class Gate:
             await send(message)
 
         path, most = scope["path"], self.max_body(scope["path"])
-        if scope["method"] == "HEAD":  # answered as GET, without the body
-            scope, send, receive = {**scope, "method": "GET"}, *_without_body(send, receive)
+        if scope["method"] == "HEAD":  # answered as GET; uvicorn leaves the body out
+            scope = {**scope, "method": "GET"}
         try:
             self.sites.require_own(scope["method"], headers)
             if path not in self.open_paths:
@@ -95,24 +95,6 @@ class Gate:
             if started:
                 raise
             await error_response(error, path, request_id)(scope, receive, send_named)
-
-
-def _without_body(send: Send, receive: Receive) -> tuple[Send, Receive]:
-    """Return `send` that ends a response behind its headers, and `receive` that then says that the client has left."""
-    ended = False
-
-    async def send_headers(message: Message) -> None:
-        nonlocal ended
-        if not ended:
-            ended = message["type"] == "http.response.start"
-            await send(message)
-            if ended:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def receive_until_sent() -> Message:
-        return {"type": "http.disconnect"} if ended else await receive()
-
-    return send_headers, receive_until_sent
 
 
 class _Inflater:
