@@ -15,14 +15,12 @@ the next start's time.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow cache list|clear"
     parser.description = DESCRIPTION
     parser.add_argument("action", choices=("list", "clear"), help="what to do with it")
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """List or clear, and return the exit code."""
     from winnow.models.fast.packed.cache import cache_directory, cache_limit, clear_cache, list_cache
 
     entries = list_cache()

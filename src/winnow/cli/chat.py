@@ -5,15 +5,15 @@ import base64
 import io
 import json
 import os
+import re
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from winnow.cli.conversation_log import ConversationLog
 from winnow.cli.flags.engine import (
     OF_SEVERAL,
     add_engine_flags,
@@ -22,12 +22,11 @@ from winnow.cli.flags.engine import (
     conversation_params,
     engine_lines,
     engine_options,
-    model_path,
     open_llm,
     sampling_options,
 )
 from winnow.cli.flags.options import add_model_argument
-from winnow.cli.prompt import read_image, read_prompt, require_utf8
+from winnow.cli.prompt import add_image_flag, read_image, read_prompt, require_utf8
 from winnow.errors import UnsupportedModelError, UsageError, WinnowError, known_names
 from winnow.process.resources import resident_bytes
 from winnow.values.units import format_bytes
@@ -57,40 +56,74 @@ _HELP = """\
 /help       this list
 Ctrl-C stops an answer. A question that begins with / needs a space before it."""
 _COMMANDS = ("/file", "/image", "/stats", "/reset", "/exit", "/help")
-# Metadata stands at the beginning of a GGUF file, and with the largest vocabularies takes less.
-_METADATA_BYTES = 2**26
 _DEFAULTS = {"max_tokens": 1024}
+_NAME = re.compile(r"(?!\.)[\w.-]{1,64}")
 
 
 Message = dict[str, Any]
 
 
 class Partner(ABC):
-    """Conversation partner that answers.
-
-    Attributes:
-        session: the name of the conversation; None: it has none.
-        num_tokens: of the last answer, and of the prompt before it; None: it did not say.
-    """
+    """Conversation partner that answers."""
 
     session: str | None = None
     num_tokens: tuple[int, int] | None = None
+    """Of the prompt before the last answer, and of the answer."""
 
     @abstractmethod
-    def introduction(self) -> list[str]:
-        """Return lines that say who it is."""
+    def introduction(self) -> list[str]: ...
 
     @abstractmethod
-    def answer(self, messages: list[Message]) -> Iterator[str]:
-        """Yield the pieces of an answer."""
+    def answer(self, messages: list[Message]) -> Iterator[str]: ...
 
     @abstractmethod
     def stats(self) -> list[str]:
         """Return lines on what it takes; the first has a few words."""
 
 
+class ConversationLog:
+    """File of a conversation's messages, in XDG_STATE_HOME/winnow/chats. Raises UsageError: a wrong name."""
+
+    def __init__(self, name: str) -> None:
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"--session must be 1 to 64 letters, digits, dots, dashes or underscores, got {name!r:.80}"
+            )
+        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        self.path = state / "winnow" / "chats" / f"{name}.json"
+
+    def load(self) -> list[dict[str, Any]]:
+        """Return its messages; none where there is no file. Raises UsageError: it cannot be read, or holds others."""
+        try:
+            messages = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--session: {self.path} cannot be read: {error}") from None
+        if not isinstance(messages, list) or not all(
+            isinstance(each, dict)
+            and each.keys() == {"role", "content"}
+            and isinstance(each["role"], str)
+            and isinstance(each["content"], str | list)
+            for each in messages
+        ):
+            raise UsageError(f"--session: {self.path} holds no conversation")
+        return messages
+
+    def save(self, messages: list[dict[str, Any]]) -> None:
+        """Write messages in place of those before, whole or not at all; the owner alone can read them."""
+        part = self.path.with_suffix(f".{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                json.dump(messages, file, ensure_ascii=False, indent=1)
+            part.replace(self.path)
+        except OSError as error:
+            raise UsageError(f"--session: {self.path} cannot be written: {error}") from None
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow chat [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_model_argument(parser)
@@ -101,13 +134,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="keep the conversation under this name, or resume the one kept under it",
     )
     parser.add_argument("--file", metavar="FILE", help="put this text before the first question")
-    parser.add_argument(
-        "--image",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="put this image before the first question; may be repeated",
-    )
+    add_image_flag(parser, "put this image before the first question; may be repeated")
     parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
     parser.add_argument("--api-key", metavar="KEY", help="the server's; also from WINNOW_API_KEY")
     add_engine_flags(parser)
@@ -115,7 +142,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Talk, and return the exit code."""
     typed, options = sampling_options(namespace), engine_options(namespace)
     if namespace.system is not None:
         require_utf8("--system", namespace.system)
@@ -131,32 +157,17 @@ def execute(namespace: argparse.Namespace) -> int:
             key = namespace.api_key or os.environ.get("WINNOW_API_KEY")
             partner = _Remote(namespace.url, key, options.get("model"), typed)
         else:
-            if options.get("model") is not None:
-                _require_template(model_path(options))
-            llm = stack.enter_context(open_llm(options))
+            llm, model = stack.enter_context(open_llm(options)), options.get("model")
+            if model is not None and getattr(llm.tokenizer, "chat_template", None) is None:
+                raise UnsupportedModelError(
+                    f"model: {model} has no chat template, as base models have none: `winnow generate` continues a text"
+                )
             partner = _Local(llm, conversation_params(llm, _DEFAULTS, typed))
         log = None if namespace.session is None else ConversationLog(namespace.session)
         partner.session = namespace.session
         for line in (*partner.introduction(), "winnow: /help lists commands, /exit or Ctrl-D ends"):
             print(line, file=sys.stderr)
         return _talk(partner, namespace.system, text, images, log)
-
-
-def _require_template(path: Path) -> None:
-    """Refuse a model without a chat template before it is loaded. Raises UnsupportedModelError: it has none."""
-    if path.is_file():
-        with path.open("rb") as file:
-            found = b"tokenizer.chat_template" in file.read(_METADATA_BYTES)
-    else:
-        found = any(path.glob("*chat_template*")) or any(
-            b"chat_template" in file.read_bytes()
-            for file in path.glob("*.json")
-            if file.name != "tokenizer.json"
-        )
-    if not found:
-        raise UnsupportedModelError(
-            f"model: {path} has no chat template, as base models have none: `winnow generate` continues a text"
-        )
 
 
 def _talk(
@@ -187,21 +198,16 @@ def _talk(
         elif command == "/stats":
             print(*partner.stats(), sep="\n", file=sys.stderr)
         elif command.startswith("/file "):
-            try:
+            with _complaining():
                 document = read_prompt(None, command[6:].strip())
                 print(f"winnow: {len(document):,} characters go before the next question", file=sys.stderr)
-            except WinnowError as error:
-                _complain(str(error))
         elif command.startswith("/image "):
-            try:
+            with _complaining():
                 images.append(_image_uri(command[7:].strip()))
                 print(f"winnow: {len(images)} images go before the next question", file=sys.stderr)
-            except WinnowError as error:
-                _complain(str(error))
         elif text.startswith("/"):
-            _complain(
-                f"there is no command {command.split()[0]}; {known_names(command.split()[0], _COMMANDS)}"
-            )
+            name = command.split()[0]
+            _complain(f"there is no command {name}; {known_names(name, _COMMANDS)}")
         elif command:
             asked = text if document is None else f"{document}\n\n{text}"
             if _answer(partner, messages, asked, images):
@@ -266,6 +272,14 @@ def _complain(message: str) -> None:
     print("winnow: error:", " ".join(message.split()), file=sys.stderr)
 
 
+@contextmanager
+def _complaining() -> Iterator[None]:
+    try:
+        yield
+    except WinnowError as error:
+        _complain(str(error))
+
+
 class _Local(Partner):
     def __init__(self, llm: Any, params: Any) -> None:
         self._llm, self._params = llm, params
@@ -287,9 +301,8 @@ class _Local(Partner):
 
     def stats(self) -> list[str]:
         stats, took = self._llm.stats(), resident_bytes()
-        now, most, whole = map(
-            format_bytes, (stats.kv_bytes_used, stats.kv_bytes_peak, stats.kv_bytes_budget)
-        )
+        memory = stats.kv_bytes_used, stats.kv_bytes_peak, stats.kv_bytes_budget
+        now, most, whole = map(format_bytes, memory)
         return [
             *([] if took is None else [f"{format_bytes(took)} of memory"]),
             f"conversation: {sum(self.num_tokens or (0,))} of {self._llm.max_model_len} tokens of context",
@@ -303,10 +316,9 @@ class _Remote(Partner):
     def __init__(self, url: str, key: str | None, model: str | None, typed: dict[str, Any]) -> None:
         import httpx
 
+        fault = f"--url must be the address of a server, as http://127.0.0.1:8000, got {url!r:.80}"
         if not url.startswith(("http://", "https://")):
-            raise UsageError(
-                f"--url must be the address of a server, as http://127.0.0.1:8000, got {url!r:.80}"
-            )
+            raise UsageError(fault)
         if not (key or "").isascii():
             raise UsageError("--api-key must be ASCII")
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -315,7 +327,7 @@ class _Remote(Partner):
                 base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=600
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise UsageError(f"--url must be the address of a server, got {url!r:.80}: {error}") from None
+            raise UsageError(f"{fault}: {error}") from None
         self._errors = httpx.HTTPError
         self._typed = typed
         self._body = _DEFAULTS | typed | ({} if model is None else {"model": str(model)})
@@ -325,10 +337,8 @@ class _Remote(Partner):
             models = self._client.get("/v1/models").json()["data"]
             recommended = models[0].get("sampling_defaults")  # a server of another kind does not say
             self._body |= conversation_defaults(recommended) | self._typed
-            names = ", ".join(
-                f"{each['id']}, context {each.get('max_model_len', '?')} tokens" for each in models[:1]
-            )
-        except (self._errors, ValueError, KeyError, TypeError):  # the first question will say why
+            names = f"{models[0]['id']}, context {models[0].get('max_model_len', '?')} tokens"
+        except (self._errors, ValueError, LookupError, TypeError):  # the first question will say why
             names = "a server"
         return [f"winnow: {self._body.get('model', names)} at {self._client.base_url}"]
 

@@ -36,7 +36,6 @@ _SETTLED = ("engine", "tensor_parallel_size", "verify_model", "generation_config
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow check [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_model_argument(parser)
@@ -44,7 +43,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Load, print, and return the exit code."""
     # What was kept of an earlier load was compared then.
     config = ModelConfig(**given(namespace, ModelConfig) | {"model_cache": False})
     model_exists(config.model)
@@ -66,15 +64,6 @@ def _stored(path: Path) -> dict[str, str]:
     return {"stored as": ", ".join(f"{kind} ({100 * count / total:.1f} %)" for kind, count in kinds.items())}
 
 
-def _states(loaded: "LoadedModel") -> dict[str, str]:
-    """Return what layers keep of a sequence in place of KVs, if some do."""
-    states = loaded.geometry.states
-    if not states:
-        return {}
-    nbytes, layers = sum(each.nbytes for each in states), len({each.layer for each in states})
-    return {"states": f"{format_bytes(nbytes)} of each sequence, in {layers} layers, whatever its length"}
-
-
 def _facts(loaded: "LoadedModel") -> dict[str, str]:
     from winnow.eviction import PAPER_POOL
     from winnow.models.load.tokens import text_pool
@@ -86,8 +75,13 @@ def _facts(loaded: "LoadedModel") -> dict[str, str]:
         "device": str(loaded.device),
         "layers": f"{geometry.num_layers}, of {geometry.num_query_heads} query heads and {geometry.num_kv_heads} KV "
         f"heads of {geometry.head_dim}",
-        **_states(loaded),
-        "window": _windows(geometry.windows),
+    }
+    if states := geometry.states:
+        nbytes, layers = sum(each.nbytes for each in states), len({each.layer for each in states})
+        facts["states"] = f"{format_bytes(nbytes)} of each sequence, in {layers} layers, whatever its length"
+    windows = Counter("none" if window is None else str(window) for window in geometry.windows)
+    facts |= {
+        "window": ", ".join(f"{window} ({count} layers)" for window, count in windows.items()),
         "context": f"{loaded.max_model_len} tokens",
         "pool=text": f"{text_pool(loaded.tokenizer)} tokens, for the text of {PAPER_POOL} in the papers",
         "computed by": _parts(loaded),
@@ -108,11 +102,6 @@ def _facts(loaded: "LoadedModel") -> dict[str, str]:
         )
     facts["verdict"] = "served"
     return facts
-
-
-def _windows(windows: tuple[int | None, ...]) -> str:
-    counts = Counter("none" if window is None else str(window) for window in windows)
-    return ", ".join(f"{window} ({count} layers)" for window, count in counts.items())
 
 
 def _unfused(reasons: Mapping[int, str]) -> str:

@@ -38,7 +38,6 @@ _DEFAULTS = {"max_tokens": 256}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow generate PROMPT [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from standard input")
@@ -48,7 +47,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Answer, and return the exit code."""
     typed = sampling_options(namespace, _OF_ONE_REQUEST)
     prompt = read_prompt(namespace.prompt)
     options = engine_options(namespace)

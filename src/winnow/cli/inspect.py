@@ -19,7 +19,7 @@ from winnow.cli.flags.engine import (
     sampling_options,
 )
 from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
-from winnow.cli.prompt import read_image, read_prompt
+from winnow.cli.prompt import add_image_flag, read_image, read_prompt
 from winnow.cli.screen.terminal import facts_table, show
 from winnow.errors import UsageError
 from winnow.inspect import Inspection
@@ -46,28 +46,18 @@ _DEFAULTS = {"max_tokens": 64, "temperature": 0.0}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow inspect (PROMPT | --file FILE) [-o PAGE.html] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
         "prompt", metavar="PROMPT", nargs="?", help="the prompt; - reads it from standard input"
     )
     parser.add_argument("--file", metavar="FILE", help="read the prompt from this file; - for standard input")
-    parser.add_argument(
-        "--image",
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="an image before the prompt, which then is a question in the model's chat template; may be repeated",
+    add_image_flag(
+        parser,
+        "an image before the prompt, which then is a question in the model's chat template; may be repeated",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="PAGE.html",
-        type=Path,
-        default=Path("inspect.html"),
-        help="the page to write; - for standard output",
-    )
+    page, text = Path("inspect.html"), "the page to write; - for standard output"
+    parser.add_argument("-o", "--output", metavar="PAGE.html", type=Path, default=page, help=text)
     parser.add_argument(
         "--json", metavar="OUT.json", type=Path, help="write token indices by layer and head as JSON too"
     )
@@ -76,7 +66,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Answer, write, sum up, and return the exit code."""
     options = engine_options(namespace)
     typed = sampling_options(namespace)
     prompt: Any = read_prompt(namespace.prompt, namespace.file)
@@ -85,7 +74,12 @@ def execute(namespace: argparse.Namespace) -> int:
         prompt = [{"role": "user", "content": [*images, {"type": "text", "text": prompt}]}]
     named = (("--output", namespace.output), ("--json", namespace.json))
     written = [(name, path) for name, path in named if path is not None and str(path) != STANDARD]
-    _check_paths(written, namespace.file, options)
+    read = [] if namespace.file is None else [("--file", Path(namespace.file))]
+    require_distinct(written, [*read, *model_files(options)])
+    for _, path in written:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"cannot write {path}: it is no regular file")
+        require_writable(path, str(path))
     with open_llm(options) as llm:
         params = SamplingParams.from_mapping(dict(llm.sampling_defaults) | _DEFAULTS | typed)
         inspection = llm.inspect(prompt, params)
@@ -107,15 +101,6 @@ def _write(path: Path, text: str) -> None:
         print(text, end="")
     else:
         write_text(path, text, str(path))
-
-
-def _check_paths(written: list[tuple[str, Path]], file: str | None, options: dict[str, Any]) -> None:
-    read = [] if file is None else [("--file", Path(file))]
-    require_distinct(written, [*read, *model_files(options)])
-    for _, path in written:
-        if path.exists() and not path.is_file():
-            raise UsageError(f"cannot write {path}: it is no regular file")
-        require_writable(path, str(path))
 
 
 def _rows(inspection: Inspection) -> Table:

@@ -14,7 +14,6 @@ the demo model, with what each takes on disk.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow list [DIR]"
     parser.description = DESCRIPTION
     parser.add_argument(
@@ -23,7 +22,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """List, and return the exit code."""
     rows = [("(left out)", _size(DEMO_MODEL), "the demo model")]
     for path in sorted(namespace.directory.glob("*")):
         if path.suffix == ".gguf" and path.is_file():

@@ -31,10 +31,7 @@ def show_loading(
     A thread writes: imports report nothing, and what reads a file seldom.
 
     Args:
-        name: of the model, or of what else takes long.
-        doing, done: what is said of it meanwhile, and at the end.
         announce: begin with a line at once.
-        quiet: say nothing.
         patience, every: seconds before the first line, and between two; None: as a terminal or a file needs it.
     """
     live, start, stage, shown, ended = stream.isatty(), time.monotonic(), "", announce, Event()

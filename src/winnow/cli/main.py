@@ -6,7 +6,6 @@ Exit codes: 0 all fine; 1 some requests of a run failed; 2 the command or every 
 import argparse
 import atexit
 import errno
-import importlib
 import importlib.util
 import os
 import sys
@@ -103,24 +102,19 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UsageError`."""
         raise UsageError(f"{message} (see `{self.prog} --help`)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse what is no choice, and name the nearest one. argparse calls this."""
         if action.choices is not None and value not in action.choices:
             names = known_names(str(value), map(str, action.choices))
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {names}")
 
     def nearest_flag(self, text: str) -> str | None:
-        """Return the known flag most like `text`."""
         shown = [flag for flag, each in self._option_string_actions.items() if each.help != argparse.SUPPRESS]
         return nearest_name(text.partition("=")[0], shown)
 
 
 class _Help(argparse.Action):
-    """Action that prints the help, of all flags or of those that matter most, and ends the program."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         print(parser.format_help() if values == "all" else parser.format_brief_help(), end="")
         parser.exit()
@@ -141,7 +135,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning in one line, without the place in the code that it came from."""
     print("winnow: warning:", " ".join(str(message).split()), file=sys.stderr)
 
 
@@ -208,7 +201,6 @@ def run_command(parser: Parser, groups: Iterable[tuple[Mapping[str, str], str]],
         parser: of the whole program.
         groups: what each command does, by name; and the name of a command's module, with {} for the command's name.
             Only the module of the command that runs is imported: each brings libraries that take their time.
-        argv: without the program's name.
     """
     choices = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     chosen = parser
@@ -239,10 +231,7 @@ def run_command(parser: Parser, groups: Iterable[tuple[Mapping[str, str], str]],
 
 def register_own_policies(namespace: argparse.Namespace) -> None:
     """Make each `path.py:name` and `package.module:name` among the policies that were typed a preset of that name, for
-    this process.
-
-    Only what is typed is run; a request that names such a place finds what was typed, or nothing. Raises UsageError:
-    there is no such file or module, it does not run, or what it calls `name` is no policy.
+    this process. Only what is typed is run; a request that names such a place finds what was typed, or nothing.
     """
     typed = (getattr(namespace, name, None) for name in ("eviction", "presets"))
     texts = [
@@ -262,7 +251,7 @@ def _load(place: str, name: str) -> "EvictionPolicy":
 
     given = f"--eviction {place}:{name}"
     try:
-        module = _module(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _module(Path(place)) if place.endswith(".py") else import_module(place)
         policy = as_policy(getattr(module, name, None))
     except FileNotFoundError:
         raise UsageError(f"{given}: there is no such file") from None

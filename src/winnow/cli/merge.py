@@ -28,30 +28,20 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow merge PROMPTS.jsonl PART.jsonl ... -o OUT.jsonl"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("prompts", metavar="PROMPTS.jsonl", type=Path, help="file of prompts that was shared")
     parser.add_argument("parts", metavar="PART.jsonl", type=Path, nargs="+", help="outputs of the shards")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT.jsonl",
-        type=Path,
-        required=True,
-        help="all answers, in the order of the prompts; - for standard output",
-    )
+    text = "all answers, in the order of the prompts; - for standard output"
+    parser.add_argument("-o", "--output", metavar="OUT.jsonl", type=Path, required=True, help=text)
     parser.add_argument("--overwrite", action="store_true", help="replace OUT.jsonl")
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Check the parts, join them, and return the exit code."""
     output: Path = namespace.output
     is_stream = str(output) == STANDARD
-    written = [] if is_stream else [("OUT.jsonl", output)]
-    require_distinct(
-        written, [("PROMPTS.jsonl", namespace.prompts), *(("PART.jsonl", part) for part in namespace.parts)]
-    )
+    read = [("PROMPTS.jsonl", namespace.prompts), *(("PART.jsonl", part) for part in namespace.parts)]
+    require_distinct([] if is_stream else [("OUT.jsonl", output)], read)
     if not is_stream:
         require_writable(output, str(output))
         if output.exists() and not namespace.overwrite:
@@ -75,8 +65,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _in_order(prompts: InputFile, parts: Sequence[Path]) -> list[Path]:
-    """Return the outputs of shards 1 to N of `prompts`. Raises UsageError: one is missing, unfinished, named twice or
-    of another run."""
+    """Return the outputs of shards 1 to N of `prompts`. Raises UsageError: they are not those of one whole run."""
     found = dict[Shard, Path]()
     first: tuple[Path, Fingerprint] | None = None
     for path in parts:
@@ -91,7 +80,9 @@ def _in_order(prompts: InputFile, parts: Sequence[Path]) -> list[Path]:
         if shard in found:
             raise UsageError(f"{found[shard]} and {path} are both shard {shard}")
         found[shard] = path
-        answered, lines = _num_lines(path), shard.num_lines(prompts.num_requests)
+        with path.open("rb") as file:
+            answered = sum(line.endswith(b"\n") for line in file)
+        lines = shard.num_lines(prompts.num_requests)
         if answered != lines:
             raise UsageError(
                 f"{path} has {answered} of the {lines} answers of shard {shard}: run the command that made it "
@@ -106,11 +97,6 @@ def _in_order(prompts: InputFile, parts: Sequence[Path]) -> list[Path]:
         other = next(shard for shard in found if shard.count != count)
         raise UsageError(f"parts must be the {count} shards of one run; {found[other]} is shard {other}")
     return [found[shard] for shard in wanted]
-
-
-def _num_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(line.endswith(b"\n") for line in file)
 
 
 def _lines(parts: Sequence[Path], total: int) -> Iterator[bytes]:

@@ -32,7 +32,6 @@ _SETTLED = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow pack DIR [--model DIR] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("out", metavar="DIR", type=Path, help="the directory to write, new or empty")
@@ -40,7 +39,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Pack, and return the exit code."""
     config = ModelConfig(**given(namespace, ModelConfig))
     silence_transformers()
     from winnow.models import pack_model

@@ -75,7 +75,6 @@ _WIDTHS = {"score": 18, "budget": 13, "keep": 10, "when": 14}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow policies [NAME] [--all] [--json]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("name", metavar="NAME", nargs="?", help="show this policy with every field")
@@ -84,7 +83,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Print, and return the exit code."""
     name: str | None = namespace.name
     if name is not None and name not in PRESETS:
         raise UsageError(f"no policy is called {name!r}; {known_names(name.lower(), PRESETS)}")
@@ -94,7 +92,7 @@ def execute(namespace: argparse.Namespace) -> int:
         return 0
     console = Console(markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(markup=False, emoji=False, width=max(console.width, WIDTH))
+        console.width = max(console.width, WIDTH)
     if name is None and not namespace.all:
         console.print(_choices(), "", Text(CHOICE_FOOTNOTE, style="dim"), sep="\n")
     elif name is None:
@@ -105,9 +103,14 @@ def execute(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _choices() -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+def _empty_table(leading: int = 0) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), leading=leading, pad_edge=False, show_edge=False)
     table.add_column("name", style="bold", no_wrap=True)
+    return table
+
+
+def _choices() -> Table:
+    table = _empty_table()
     for column in ("for", "costs", "needs", "known"):
         table.add_column(column)
     for name, note in NOTES.items():
@@ -116,8 +119,7 @@ def _choices() -> Table:
 
 
 def _table() -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), leading=1, pad_edge=False, show_edge=False)
-    table.add_column("name", style="bold", no_wrap=True)
+    table = _empty_table(leading=1)
     for column in (*PARTS, "paper"):
         table.add_column(column, width=_WIDTHS.get(column))
     for name, preset in PRESETS.items():
@@ -150,7 +152,6 @@ def _pages(name: str, preset: Preset) -> Iterator[Any]:
 
 
 def _part(label: str, value: Any, indent: int) -> Iterator[Any]:
-    """Yield a dataclass with all its fields, those that are dataclasses indented below it."""
     yield _line(label, type(value).__name__, indent, style="bold")
     yield Padding(Text(first_line(value), style="dim"), (0, 0, 0, indent + 2))
     for field in fields(value):

@@ -28,7 +28,6 @@ _UNUSED = ("prefix_store", "enable_prefix_caching", *PREFIX_DISK)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow prefix save DOC -o DIR [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("action", choices=("save",), help="compress a document and write what is left")
@@ -46,7 +45,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Save, print what prompts need to take it, and return the exit code."""
     options = engine_options(namespace)
     out: Path = namespace.out
     check_written({"--out": out}, options)

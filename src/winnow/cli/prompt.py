@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,10 @@ def read_prompt(argument: str | None, file: str | None = None) -> str:
     return prompt
 
 
+def add_image_flag(parser: ArgumentParser, text: str) -> None:
+    parser.add_argument("--image", metavar="FILE", action="append", default=[], help=text)
+
+
 def read_image(path: str) -> bytes:
     """Return the bytes of an image's file. Raises WinnowError: the file cannot be read, or is no image."""
     try:
@@ -52,8 +57,7 @@ def read_image(path: str) -> bytes:
 
 
 def require_utf8(name: str, text: str) -> None:
-    """Refuse text of bytes that were no UTF-8, which arrive as lone surrogates; it is called `name` to the user. Raises
-    UsageError: names it."""
+    """Raise UsageError for text of bytes that were no UTF-8, which arrive as lone surrogates."""
     try:
         text.encode()
     except UnicodeError as error:
@@ -62,8 +66,7 @@ def require_utf8(name: str, text: str) -> None:
 
 @contextmanager
 def open_prompts(path: Path) -> Iterator[Path]:
-    """Yield a file with the prompts of `path`: itself, or a copy of what a stream holds, which is gone at the end.
-    Raises UsageError: the stream cannot be read or kept."""
+    """Yield a file with the prompts of `path`: itself, or a copy of what a stream holds, which is gone at the end."""
     is_standard = str(path) == STANDARD
     if not is_standard and (path.is_file() or path.is_dir() or not path.exists()):
         yield path

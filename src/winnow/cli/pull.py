@@ -25,7 +25,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow pull NAME... [-o DIR]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("names", metavar="NAME", nargs="+", help=f"{', '.join(NAMED_MODELS)} or org/name")
@@ -36,7 +35,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Get the models, and return the exit code."""
     for name in namespace.names:
         if name not in NAMED_MODELS and not is_repository(name):
             raise UsageError(

@@ -1,19 +1,17 @@
 """`winnow run`: a file of prompts in, a file of answers out."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
 from winnow.batch.driver import MAX_EARLY, Driver, served_name
 from winnow.batch.journal import SHARD, Checkpoint, journal_path, read_checkpoint
-from winnow.batch.lines import DEFAULT_METRIC, METRICS
 from winnow.batch.reader import WHOLE, InputFile, Shard, read_lines
 from winnow.batch.records import Tally
 from winnow.batch.writer import OrderedWriter, OutputError, ResultWriter, StreamWriter
@@ -81,35 +79,20 @@ examples:
 MAX_REPEATED = 5
 """Most warnings about lines with the same custom_id."""
 
-if TYPE_CHECKING:
-    from winnow.llm import LLM
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow run PROMPTS.jsonl -o OUT.jsonl [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
         "prompts", metavar="PROMPTS.jsonl", type=Path, help="one request per line; - reads standard input"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT.jsonl",
-        type=Path,
-        required=True,
-        help="one answer per line; - for standard output",
-    )
+    text = "one answer per line; - for standard output"
+    parser.add_argument("-o", "--output", metavar="OUT.jsonl", type=Path, required=True, help=text)
     parser.add_argument("--overwrite", action="store_true", help="start afresh and replace OUT.jsonl")
-    parser.add_argument(
-        "--shard",
-        metavar="NUMBER/COUNT",
-        default=str(WHOLE),
-        help="answer every COUNT-th line alone, from line NUMBER on",
-    )
-    parser.add_argument(
-        "--summary", metavar="FILE.json", type=Path, help="write the closing table as JSON too"
-    )
+    text = "answer every COUNT-th line alone, from line NUMBER on"
+    parser.add_argument("--shard", metavar="NUMBER/COUNT", default=str(WHOLE), help=text)
+    text = "write the closing table as JSON too"
+    parser.add_argument("--summary", metavar="FILE.json", type=Path, help=text)
     add_progress_flag(parser)
     add_engine_flags(parser)
     add_sampling_flags(parser, "sampling, for lines that do not say")
@@ -134,7 +117,6 @@ class _Plan:
 
     @property
     def num_requests(self) -> int:
-        """Lines of the shard."""
         return self.shard.num_lines(self.prompts.num_requests)
 
     @property
@@ -142,14 +124,12 @@ class _Plan:
         return self.checkpoint is not None and self.checkpoint.num_done >= self.num_requests
 
     def open_writer(self) -> OrderedWriter:
-        """Return where answers go."""
         if self.output is None:
             return StreamWriter(sys.stdout.buffer)
         return ResultWriter(self.output, self.identity, self.checkpoint)
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Answer, sum up, and return the exit code."""
     options, defaults = engine_options(namespace), sampling_options(namespace)
     _check_paths(namespace, options)
     tally = Tally()
@@ -157,14 +137,11 @@ def execute(namespace: argparse.Namespace) -> int:
         plan = _check(namespace, InputFile.scan(path), options, defaults, tally)
         resumed = tally.requests
         try:
-            seconds, stats = _repair(plan) if plan.is_done else _answer(plan, tally)
+            seconds, stats = _answer(plan, tally)
         except BrokenPipeError:
             silence(sys.stdout)
-            print(
-                f"winnow: error: the reader of standard output left after {tally.requests} of "
-                f"{plan.num_requests} answers",
-                file=sys.stderr,
-            )
+            answered = f"{tally.requests} of {plan.num_requests} answers"
+            print(f"winnow: error: the reader of standard output left after {answered}", file=sys.stderr)
             return 1
     summary = Summary(tally, resumed, seconds, stats)
     if namespace.summary is not None:
@@ -184,14 +161,12 @@ def _check(
     tally: Tally,
 ) -> _Plan:
     """Check everything that can be checked without an engine; what is done already is counted in `tally`."""
-    for name, first, second in prompts.repeated[:MAX_REPEATED]:
-        print(
-            f"winnow: warning: lines {first} and {second} have the same custom_id {name!r}", file=sys.stderr
-        )
-    if len(prompts.repeated) > MAX_REPEATED:
-        more = len(prompts.repeated) - MAX_REPEATED
-        print(f"winnow: warning: so have {more} more lines and earlier ones", file=sys.stderr)
-    _check_metrics(prompts.path)
+    repeated, more = prompts.repeated[:MAX_REPEATED], len(prompts.repeated) - MAX_REPEATED
+    said = [
+        f"lines {first} and {second} have the same custom_id {name!r}" for name, first, second in repeated
+    ]
+    for line in (*said, *([f"so have {more} more lines and earlier ones"] if more > 0 else [])):
+        print(f"winnow: warning: {line}", file=sys.stderr)
     identity = _identity(prompts, options, defaults)
     shard = Shard.parse(namespace.shard)
     if shard != WHOLE:
@@ -201,18 +176,9 @@ def _check(
     if output is not None and not namespace.overwrite:
         checkpoint = read_checkpoint(output, identity, tally.add, prompts)
         if checkpoint.notes:
-            notes = "; ".join(checkpoint.notes)
-            print(
-                f"winnow: resuming {output} under other options, which change no answer: {notes}",
-                file=sys.stderr,
-            )
+            notes = f"under other options, which change no answer: {'; '.join(checkpoint.notes)}"
+            print(f"winnow: resuming {output} {notes}", file=sys.stderr)
     return _Plan(prompts, shard, output, options, defaults, identity, checkpoint, namespace.progress)
-
-
-def _repair(plan: _Plan) -> tuple[float, EngineStats]:
-    """Move what a kill left in the journal to the output, which opening a writer does; as `_answer`, without engine."""
-    with plan.open_writer():
-        return 0.0, EngineStats()
 
 
 @contextmanager
@@ -228,15 +194,17 @@ def _resumable(output: Path | None) -> Iterator[None]:
 
 def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
     """Answer what is missing; seconds spent with the model loaded, and the engine's counters."""
+    if plan.is_done:
+        with plan.open_writer():  # which moves what a kill left in the journal to the output
+            return 0.0, EngineStats()
     with ExitStack() as stack:
         # The model first: nothing is overwritten for an engine that cannot start.
         llm = stack.enter_context(open_llm(plan.options, quiet=plan.progress == "off"))
         forecast = Forecast(sys.stderr if plan.progress != "off" else None)
         if plan.progress != "off":
             print(memory_line(llm), file=sys.stderr)
-        if (note := sampling_note(llm, plan.defaults)) is not None and _leaves_sampling_out(
-            plan.prompts.path
-        ):
+        note = sampling_note(llm, plan.defaults)
+        if note is not None and _leaves_sampling_out(plan.prompts.path):
             print(note, file=sys.stderr)
         stack.enter_context(_resumable(plan.output))
         writer = stack.enter_context(plan.open_writer())
@@ -249,39 +217,23 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
                 progress.show(meter.snapshot(tally.requests, plan.num_requests, tally.failed, llm.stats()))
 
         show_progress()
-        _driver(plan, llm, writer, tally).run(read_lines(plan.prompts.path), show_progress)
-        return meter.elapsed, llm.stats()
-
-
-def _driver(plan: _Plan, llm: "LLM", writer: OrderedWriter, tally: Tally) -> Driver:
-    config = EngineConfig.from_options(plan.options)
-    return Driver(
-        llm,
-        # What is typed comes before what the model's makers recommend.
-        {**llm.sampling_defaults, **plan.defaults},
-        writer,
-        tally,
-        model=served_name(config.model.model),
-        seed=config.model.seed,
+        config = EngineConfig.from_options(plan.options)
         # Twice what can run, so that whatever ends is replaced at once; what is sorted has to be there.
-        max_in_flight=MAX_EARLY
-        if config.scheduler.scheduling_policy == "prefix"
-        else 2 * config.scheduler.max_num_seqs,
-        reader=AnswerReader.of(llm.tokenizer),
-        shard=plan.shard,
-    )
-
-
-def _check_metrics(path: Path) -> None:
-    for raw in read_lines(path):
-        metric = DEFAULT_METRIC
-        if raw.data is not None and b'"metric"' in raw.data:
-            with suppress(ValueError, AttributeError):  # lines that are no objects become error records
-                metric = json.loads(raw.data).get("metric", metric)
-        if metric not in METRICS:
-            raise UsageError(
-                f"line {raw.number}: metric must be one of {', '.join(METRICS)}, got {metric!r:.80}"
-            )
+        sorts = config.scheduler.scheduling_policy == "prefix"
+        driver = Driver(
+            llm,
+            # What is typed comes before what the model's makers recommend.
+            {**llm.sampling_defaults, **plan.defaults},
+            writer,
+            tally,
+            model=served_name(config.model.model),
+            seed=config.model.seed,
+            max_in_flight=MAX_EARLY if sorts else 2 * config.scheduler.max_num_seqs,
+            reader=AnswerReader.of(llm.tokenizer),
+            shard=plan.shard,
+        )
+        driver.run(read_lines(plan.prompts.path), show_progress)
+        return meter.elapsed, llm.stats()
 
 
 def _leaves_sampling_out(path: Path) -> bool:

@@ -46,7 +46,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow serve [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_model_argument(parser)
@@ -57,7 +56,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Serve, and return the exit code."""
     options, config = _options(namespace)
     for package in _PACKAGES:
         if find_spec(package) is None:
@@ -92,10 +90,8 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _key_of_environment() -> tuple[str, ...]:
-    """Return the key that the environment names. Raises UsageError: the variable is there and empty, as one that is
-    made of a missing secret."""
     key = os.environ.get("WINNOW_API_KEY")
-    if key == "":
+    if key == "":  # as a variable that is made of a missing secret
         raise UsageError("WINNOW_API_KEY must hold a key, got ''; unset it to serve without keys")
     return () if key is None else (key,)
 

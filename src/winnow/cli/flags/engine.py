@@ -79,7 +79,7 @@ def foreign_values(namespace: argparse.Namespace, names: Iterable[str]) -> dict[
 
 
 def check_foreign(namespace: argparse.Namespace, names: Mapping[str, ForeignName]) -> None:
-    """Refuse flags of another engine that ask for what is not done; raises UsageError."""
+    """Raise UsageError for flags of another engine that ask for what is not done."""
     translate(foreign_values(namespace, names), names, (), UsageError, "flag")
 
 
@@ -88,22 +88,18 @@ def _foreign(name: str) -> str:
 
 
 def typed_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine's options as typed, under Winnow's names. Raises ConfigError: a flag of vLLM's asks for what
-    Winnow does not do; names what it has instead."""
+    """Return the engine's options as typed, under Winnow's names, also of vLLM's flags."""
     return present_options(given(namespace, *PARTS.values()) | foreign_values(namespace, vllm_names.ENGINE))
 
 
 def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine's options as typed, checked. Raises ConfigError: a value is out of range; UsageError: the model
-    is neither a directory or file nor named as on the Hub; UnsupportedModelError: the policy needs a fit that the model
-    does not have."""
+    """Return the engine's options as typed, checked as far as that needs no model. Raises ConfigError, UsageError."""
     options = typed_options(namespace)
     check_engine_options(options)
     return options
 
 
 def check_engine_options(options: Mapping[str, Any]) -> None:
-    """Check what can be checked without the model; raises as `engine_options`."""
     config = EngineConfig.from_options(options)
     model_exists(config.model.model)
     if isinstance(config.eviction.eviction, str):
@@ -113,8 +109,6 @@ def check_engine_options(options: Mapping[str, Any]) -> None:
 
 
 def model_exists(model: str | Path | None) -> None:
-    """Check the name of a model before anything slow is done. Raises UsageError: it is neither a directory or file nor
-    a name as on the Hub."""
     if model is not None and not Path(model).exists() and not is_repository(model):
         raise UsageError(
             "model must be a directory with config.json and weights, a GGUF file, or org/name on the Hugging Face "
@@ -132,12 +126,7 @@ def model_files(options: Mapping[str, Any]) -> list[tuple[str, Path]]:
 
 
 def check_written(written: Mapping[str, Path | None], options: Mapping[str, Any]) -> None:
-    """Refuse files that would be written over by each other, or over the model's. Raises UsageError: names both paths.
-
-    Args:
-        written: what the user calls each path that will be written, and the path; None: it was not given.
-        options: the engine's, as typed.
-    """
+    """Raise UsageError for files that would be written over by each other, or over the model's."""
     named = [(name, path) for name, path in written.items() if path is not None]
     require_distinct(named, model_files(options))
 
@@ -149,18 +138,14 @@ def add_sampling_flags(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     also: Collection[str] = (),
 ) -> None:
-    """Add one flag per sampling parameter, except those of `skip`; `defaults` are the command's own.
-
-    Args:
-        also: parameters of a single request, for a command that has one.
-    """
+    """Add one flag per sampling parameter, except those of `skip`; `defaults` are the command's own, and `also`
+    parameters of a single request, for a command that has one."""
     without = [name for name in UNFLAGGED if name not in also]
     add_flags(parser, SamplingParams, title, (*without, *skip), defaults, COMMON)
 
 
 def sampling_options(namespace: argparse.Namespace, also: Collection[str] = ()) -> dict[str, Any]:
-    """Return the sampling parameters as typed, checked; `also` as in `add_sampling_flags`. Raises InvalidRequestError:
-    a value is out of range."""
+    """Return the sampling parameters as typed, checked; `also` as in `add_sampling_flags`."""
     typed = given(namespace, SamplingParams)
     options = {name: value for name, value in typed.items() if name not in UNFLAGGED or name in also}
     SamplingParams.from_mapping(options)
@@ -192,9 +177,8 @@ def _known_lines(llm: "LLM") -> list[str]:
         return []
     lines = []
     if eviction.compression == AUTO:
-        lines.append(
-            f"winnow: --compression auto: {chosen.name}, up to {compression:g}x, where memory is short"
-        )
+        taken = f"{chosen.name}, up to {compression:g}x, where memory is short"
+        lines.append(f"winnow: --compression auto: {taken}")
     if lost := lost_tasks(model, chosen.name, compression):
         tasks = ", ".join(f"{each.share:.2f} of {each.task} at {each.compression:g}x" for each in lost[:3])
         lines.append(
@@ -214,35 +198,29 @@ def conversation_defaults(recommended: Mapping[str, Any] | None) -> dict[str, An
 def conversation_params(llm: "LLM", defaults: Mapping[str, Any], typed: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters of a person's questions; print them on standard error if neither model nor user set any.
 
-    Args:
-        defaults: the command's own, below the model's and what is typed.
+    `defaults` are the command's own, below the model's and what is typed.
     """
     taken = conversation_defaults(llm.sampling_defaults)
     params = SamplingParams.from_mapping({**defaults, **taken, **typed})
     if taken.keys() != llm.sampling_defaults.keys() and "temperature" not in typed:
-        most = "the end of the context" if params.max_tokens is None else f"{params.max_tokens} tokens"
-        print(
-            f"winnow: the model recommends no sampling: temperature {params.temperature:g}, top_p {params.top_p:g}, "
-            f"min_p {params.min_p:g}, up to {most} (--temperature 0 takes the most probable token)",
-            file=sys.stderr,
-        )
+        print(f"winnow: the model recommends no sampling: {_sampled(params)}", file=sys.stderr)
     return params
 
 
-def sampling_note(llm: "LLM", typed: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """Return a line that says how tokens are sampled, where neither the model's makers nor the user do; None: they do.
+def _sampled(params: SamplingParams) -> str:
+    limit = "the end of the context" if params.max_tokens is None else f"max_tokens {params.max_tokens}"
+    return (
+        f"temperature {params.temperature:g}, top_p {params.top_p:g}, min_p {params.min_p:g}, up to {limit} "
+        "(--temperature 0 takes the most probable token)"
+    )
 
-    Args:
-        typed: sampling parameters that the user or the command gives.
-    """
+
+def sampling_note(llm: "LLM", typed: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """Return a line that says how tokens are sampled; None: the model's makers, the user or the command say."""
     if "temperature" in llm.sampling_defaults or "temperature" in typed:
         return None
     params = SamplingParams.from_mapping({**llm.sampling_defaults, **typed})
-    limit = "the end of the context" if params.max_tokens is None else f"max_tokens {params.max_tokens}"
-    return (
-        f"winnow: the model recommends no temperature: sampling at temperature {params.temperature:g}, "
-        f"top_p {params.top_p:g}, up to {limit} (--temperature 0 takes the most probable token)"
-    )
+    return f"winnow: the model recommends no temperature: sampling at {_sampled(params)}"
 
 
 def silence_transformers() -> None:
@@ -267,17 +245,19 @@ def model_path(options: Mapping[str, Any]) -> Path:
     return locate_model(ModelConfig(**named))
 
 
-_SAMPLE_TOKENS = 1024
-
-
 def engine_lines(llm: "LLM", name: str) -> list[str]:
     """Return the model and its context, what computes it, and the memory that KVs have: a line each."""
+    from winnow import native
+
     config: EngineConfig = llm.config
-    scheduler = config.scheduler
-    tokens = config.cache.kv_memory * _SAMPLE_TOKENS // max(1, llm.kv_bytes(_SAMPLE_TOKENS))
+    scheduler, sample = config.scheduler, 1024
+    tokens = config.cache.kv_memory * sample // max(1, llm.kv_bytes(sample))
+    computed_by = llm.implementation()
+    if native.is_installed() and llm.device.type == "cpu":
+        computed_by["kernels"] = os.environ.get(native.ISA_VARIABLE) or native.instruction_sets()[-1]
     return [
         f"winnow: {name}, context {llm.max_model_len} tokens",
-        "winnow: " + ", ".join(f"{what} {which}" for what, which in _implementation(llm).items()),
+        "winnow: " + ", ".join(f"{what} {which}" for what, which in computed_by.items()),
         f"winnow: KV memory {format_bytes(config.cache.kv_memory)} ({tokens} tokens uncompressed), at most "
         f"{scheduler.max_num_seqs} answers in a batch, {scheduler.max_num_batched_tokens} tokens in a step",
         memory_line(llm),
@@ -292,12 +272,3 @@ def memory_line(llm: "LLM") -> str:
         format_bytes(each) for each in (llm.weight_bytes, llm.config.cache.kv_memory, llm.program_bytes)
     )
     return f"winnow: memory: weights {weights} ({formats}) + KVs up to {kvs} + about {rest} for all else"
-
-
-def _implementation(llm: "LLM") -> dict[str, str]:
-    from winnow import native
-
-    found = llm.implementation()
-    if native.is_installed() and llm.device.type == "cpu":
-        found["kernels"] = os.environ.get(native.ISA_VARIABLE) or native.instruction_sets()[-1]
-    return found

@@ -59,18 +59,13 @@ def rare_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 def add_model_argument(
     parser: argparse.ArgumentParser, help: str = "the model, as --model", *, flag: bool = False
 ) -> None:
-    """Let the model be given by position too.
-
-    Args:
-        flag: declare `--model` as well, for a command without the engine's flags.
-    """
+    """Let the model be given by position too; `flag` declares `--model`, for a command without the engine's flags."""
     parser.add_argument("model_by_position", metavar="MODEL", nargs="?", help=help)
     if flag:
         parser.add_argument("--model", metavar="MODEL", help="the same as MODEL")
 
 
 def require_model(namespace: argparse.Namespace, command: str) -> None:
-    """Refuse a command that has no default model without one. Raises UsageError: no model is given."""
     if namespace.model is None:
         raise UsageError(f"the following arguments are required: MODEL (see `winnow {command} --help`)")
 
@@ -94,7 +89,7 @@ def given(namespace: argparse.Namespace, *configs: type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reader of the text behind a flag: `metavar` stands for it in the help."""
+    """Reader of the text behind a flag."""
 
     parse: Callable[[str], Any]
     metavar: str
@@ -109,7 +104,6 @@ class _Reader:
             raise argparse.ArgumentTypeError(message) from error
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `add_argument` that make a flag read this way."""
         return {"type": self, "metavar": self.metavar}
 
 
@@ -157,17 +151,17 @@ def _reader(kinds: list[Any]) -> _Reader:
         return _FILE
     reader = _NUMBER if float in kinds else _INTEGER
     if types.NoneType in kinds:
-        return _Reader(_or_none(reader.parse), reader.metavar, f"{reader.expects} or none")
+        parse = reader.parse
+        return _Reader(
+            lambda text: None if text.lower() == "none" else parse(text),  # the way to switch off a limit
+            reader.metavar,
+            f"{reader.expects} or none",
+        )
     return reader
 
 
-def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return `parse`, and "none" for None: the way to switch off a limit."""
-    return lambda text: None if text.lower() == "none" else parse(text)
-
-
 def _help(field: "Field[Any]", text: str, default: Any) -> str:
-    """Help with the default; argparse would take a lone % for its own."""
+    # Argparse would take a lone % for its own.
     text = text.replace("%", "%%").replace("`", "").rstrip(".")
     if default is MISSING or default is None or default == ():
         return text

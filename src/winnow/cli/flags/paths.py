@@ -14,10 +14,9 @@ STANDARD = "-"
 
 
 def require_writable(path: Path, name: str) -> None:
-    """Refuse a path that would be found unusable only after the work. It is called `name` to the user.
+    """Raise UsageError for a path, called `name` to the user, that would be found unusable only after the work.
 
     A link to a file that is not there yet counts as that file: it stays a link, and nothing is left where it leads.
-    Raises UsageError: names the path.
     """
     there = path.exists()
     if there and not path.is_file() and not path.is_dir():
@@ -32,7 +31,6 @@ def require_writable(path: Path, name: str) -> None:
 
 
 def write_text(path: Path, text: str, name: str) -> None:
-    """Write a file, which is called `name` to the user. Raises UsageError: names it."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -40,13 +38,11 @@ def write_text(path: Path, text: str, name: str) -> None:
 
 
 def check_json_path(path: Path | None) -> None:
-    """Refuse a path that would be found unusable only after the work. Raises UsageError: names the path."""
     if path is not None:
         require_writable(path, f"--json {path}")
 
 
 def write_json(path: Path | None, report: dict[str, Any]) -> None:
-    """Write the report, if a path was asked for."""
     if path is not None:
         write_text(path, dump_json(report, indent=2) + "\n", f"--json {path}")
 
@@ -54,14 +50,10 @@ def write_json(path: Path | None, report: dict[str, Any]) -> None:
 def require_distinct(
     written: Sequence[tuple[str, Path]], read: Sequence[tuple[str, Path]] = (), *, prints: bool = True
 ) -> None:
-    """Refuse a file that would be written over by another one, or over what is read; directories too. Touches nothing.
+    """Raise UsageError for a file that would be written over by another one, or over what is read; directories too.
 
-    Links count as the file that they lead to, under whatever names. Raises UsageError: names both paths.
-
-    Args:
-        written: what the user calls each path that will be written, and the path.
-        read: the same for what is read; `-` is standard input.
-        prints: standard output and standard error, where they are files, count as written too.
+    Links count as the file that they lead to, under whatever names. Paths stand behind what the user calls them; where
+    the command `prints`, standard output and standard error count as written, if they are files.
     """
     files = [(name, path, _identities(path, 0), True) for name, path in written]
     files += [(name, path, _identities(path, 0), False) for name, path in read]

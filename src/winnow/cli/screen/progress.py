@@ -42,10 +42,9 @@ class Snapshot:
 
 
 class Meter:
-    """Meter of rates, from the engine's counters."""
+    """Meter of rates, from the engine's counters; `done` requests were finished before."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, done: int = 0) -> None:
-        """Take `done`, the number of requests that were finished before."""
         self._clock = clock
         self._done_before = done
         self._start = clock()
@@ -53,11 +52,9 @@ class Meter:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the meter was made."""
         return self._clock() - self._start
 
     def snapshot(self, done: int, total: int, failed: int, stats: EngineStats, at: str = "") -> Snapshot:
-        """Return how things stand."""
         now = self._clock()
         self._samples.append((now, stats.prompt_tokens, stats.generated_tokens))
         while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_SECONDS:
@@ -79,13 +76,8 @@ class Meter:
 
 
 class Progress:
-    """Display of snapshots between the beginning and the end of a `with`: a line at a time, or redrawn in place.
-
-    What is redrawn stays where the work is interrupted or fails.
-
-    Args:
-        every: seconds between two.
-        live: redraw, for a terminal.
+    """Display of snapshots between the beginning and the end of a `with`: a line `every` few seconds, or redrawn in
+    place on a terminal (`live`), where it stays if the work is interrupted or fails.
     """
 
     def __init__(
@@ -97,11 +89,9 @@ class Progress:
         self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
 
     def due(self) -> bool:
-        """Return whether it is time for a new snapshot."""
         return self._clock() - self._shown_at >= self._every
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show how things stand."""
         self._shown_at = self._clock()
         if self._live is None:
             print("winnow:", plain_line(snapshot), file=self._stream, flush=True)
@@ -122,14 +112,12 @@ class Progress:
 
 
 def add_progress_flag(parser: "argparse._ActionsContainer", plain: str = "a line every 5 s") -> None:
-    """Add the flag of how progress is shown; `plain` says what there is where no terminal is."""
     parser.add_argument(
         "--progress", choices=MODES, default="auto", help=f"auto: live on a terminal, else {plain}"
     )
 
 
 def open_progress(mode: str, stream: TextIO) -> Progress:
-    """Return the display for one of `MODES`."""
     if mode == "rich" or (mode == "auto" and stream.isatty()):
         return Progress(stream, LIVE_SECONDS, live=True)
     return Progress(stream, float("inf") if mode == "off" else PLAIN_SECONDS)
@@ -138,12 +126,7 @@ def open_progress(mode: str, stream: TextIO) -> Progress:
 def show_steps(
     progress: Progress, meter: Meter, total: int, before: int = 0, at: str = ""
 ) -> Callable[[int, EngineStats], None]:
-    """Return what shows progress after a step, when it is time; it is called with the number of requests that are done.
-
-    Args:
-        total: requests that are counted together, of which `before` were done before.
-        at: what is being worked on.
-    """
+    """Return what shows progress after a step, when it is time: done are its argument and `before`, of `total`."""
 
     def show(done: int, stats: EngineStats) -> None:
         if progress.due():
@@ -153,13 +136,12 @@ def show_steps(
 
 
 def plain_line(snapshot: Snapshot) -> str:
-    """Return one line of text: `12/64 done, 0 failed | KV 10.1 MiB of 64.0 MiB | prefill 321 tok/s | ...`."""
+    """Return such as `12/64 done, 0 failed | KV 10.1 MiB of 64.0 MiB | prefill 321 tok/s | ...`."""
     done = f"{snapshot.done}/{snapshot.total} done, {snapshot.failed} failed"
     return f"{done} | KV {_memory(snapshot)} | {_readings(snapshot)}{_left(snapshot)}"
 
 
 def live_display(snapshot: Snapshot) -> RenderableType:
-    """Return two bars, for the requests and for the KV memory, over the readings."""
     stats = snapshot.stats
     bars = Table.grid(padding=(0, 2))
     bars.add_row(

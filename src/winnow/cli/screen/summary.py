@@ -14,7 +14,8 @@ from winnow.values.units import format_bytes
 if TYPE_CHECKING:
     from winnow.llm import LLM
 
-
+_FULL_MEMORY = 0.9
+"""Share of the KV memory, a peak of which means that requests are likely to have waited for it."""
 # The fields of `EngineStats` that a summary repeats, by their names there.
 _COUNTS = {
     "computed_prompt_tokens": "prompt_tokens",
@@ -45,7 +46,6 @@ class Summary:
         tally: of every line of the output.
         resumed: how many of the lines were there before.
         seconds: in which the last process answered the others, loading the model not counted.
-        stats: the engine's, at its end.
     """
 
     tally: Tally
@@ -81,7 +81,6 @@ class Summary:
         return 1 / self.seconds if self.seconds > 0 else 0.0
 
     def table(self) -> Table:
-        """Return the fields for people."""
         table = Table(title="winnow run", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(justify="right")
@@ -115,10 +114,8 @@ class Summary:
         yield "wall time", f"{self.seconds:.1f} s"
         yield "prompt tokens/s", f"{stats.prompt_tokens * self._rate:,.0f}"
         yield "generated tokens/s", f"{stats.generated_tokens * self._rate:,.0f}"
-        yield (
-            "peak KV memory",
-            f"{format_bytes(stats.kv_bytes_peak)} of {format_bytes(stats.kv_bytes_budget)}",
-        )
+        peak, budget = format_bytes(stats.kv_bytes_peak), format_bytes(stats.kv_bytes_budget)
+        yield "peak KV memory", f"{peak} of {budget}"
         yield "preemptions", f"{stats.num_preemptions:,}{swaps}"
         if stats.recomputed_tokens:
             yield "tokens computed again", f"{stats.recomputed_tokens:,}"
@@ -177,22 +174,13 @@ class Summary:
         return [(category, len(each), sum(each) / len(each)) for category, each in scores.items()]
 
 
-_FULL_MEMORY = 0.9
-"""Share of the KV memory, a peak of which means that requests are likely to have waited for it."""
-
-
 class Forecast:
-    """One line, as soon as the first requests have started, on whether compressing them may pay.
-
-    Args:
-        file: where it is written; None: nowhere.
-    """
+    """One line, as soon as the first requests have started, on whether compressing them may pay; None: no line."""
 
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
 
     def say(self, llm: "LLM") -> None:
-        """Write the line if there is something to say, once."""
         if self._file is None or llm.config.eviction.compression is None:
             return
         stats = llm.stats()

@@ -12,16 +12,13 @@ from winnow.report.provenance import typed_command
 
 
 def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
-    """Print what rich can render, text as it is, after the work: what a command is for lies elsewhere already.
-
-    So a reader who has left (`| head`) is no error. Raises UsageError: the stream is closed, or takes no more.
-    """
+    """Print what rich can render, text as it is, after the work: what a command is for lies elsewhere already, so that
+    a reader who has left (`| head`) is no error."""
     from rich.console import Console
 
     class Screen(Console):
         def on_broken_pipe(self) -> None:
-            """Raise what rich would end the process for."""
-            raise BrokenPipeError
+            raise BrokenPipeError  # for which rich would end the process
 
     name = "standard error" if stderr else "standard output"
     stream = sys.stderr if stderr else sys.stdout
@@ -38,7 +35,6 @@ def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> Any:
-    """Return a table of names and what is to be said of each, text as it is."""
     from rich.table import Table
     from rich.text import Text
 
@@ -56,8 +52,7 @@ def resume_hint() -> str:
 
 @contextmanager
 def named_standard_output() -> Iterator[None]:
-    """Let whatever is written to standard output fail by name, where the disk is full and the like. Raises UsageError:
-    from the writing itself, wherever that is."""
+    """Let what writes to standard output raise a UsageError that names it, where the disk is full and the like."""
     stream = sys.stdout
     if stream is not None:
         sys.stdout = cast(TextIO, _Named(stream, "standard output"))
@@ -106,10 +101,7 @@ def _cannot_write(name: str, error: OSError) -> UsageError:
 
 
 def occupy_standard_streams() -> None:
-    """Open those of the descriptors 0 to 2 that are closed onto nothing.
-
-    Else the next file would get such a number, and what libraries print would end in it.
-    """
+    """Open descriptors 0 to 2 that are closed: the next file would get the number, and what libraries print."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
