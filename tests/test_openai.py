@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from winnow.batch.lines import read_batch_line
-from winnow.batch.records import batch_response
 from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import FAILED, INTERNAL, ApiError
@@ -93,13 +92,6 @@ def test_lines_of_a_batch() -> None:
     for change, message in (({"url": "/v1/x"}, "url must be"), ({"method": "GET"}, "method must be POST")):
         with pytest.raises(ApiError, match=message):
             read_batch_line(line | change, {})
-    answer = batch_response(3, "a", "r", {"id": "x"})
-    assert answer == {
-        "id": "batch_req_3",
-        "custom_id": "a",
-        "response": {"status_code": 200, "request_id": "r", "body": {"id": "x"}},
-        "error": None,
-    }
 
 
 @pytest.mark.parametrize("endpoint", Endpoint)

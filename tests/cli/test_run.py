@@ -287,13 +287,12 @@ def test_how_tokens_are_sampled_is_said_where_a_line_leaves_it_out(
         assert capsys.readouterr().err.count("sampling at temperature 1") == said
 
 
-def test_a_metric_that_there_is_not_is_refused_before_the_model_is_loaded(
-    run: Run, write_prompts: Write, capsys: pytest.CaptureFixture[str], llms: list[FakeLLM]
+def test_a_metric_that_there_is_not_is_an_error_of_its_line(
+    run: Run, write_prompts: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_prompts([{"prompt": "a"}, '{"metric"', {"prompt": "b", "reference": "c", "metric": "bleu"}])
-    assert run() == 2
+    write_prompts([{"prompt": "a"}, {"prompt": "b", "reference": "c", "metric": "bleu"}])
+    assert run() == 1
     assert (
-        "line 3: metric must be one of exact, rouge-l, qa-f1, match-all, got 'bleu'"
+        "line 2: metric must be one of exact, rouge-l, qa-f1, match-all, got 'bleu'"
         in capsys.readouterr().err
     )
-    assert llms == []

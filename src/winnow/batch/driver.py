@@ -40,11 +40,9 @@ class Driver:
 
     Attributes:
         defaults: sampling parameters of lines that do not say.
-        tally: counts each record that is written.
         model: its name in OpenAI's objects.
         seed: of lines without one.
         max_in_flight: most requests in the engine at a time.
-        reader: finds reasoning and tool calls in answers of chats.
         shard: lines outside of it are left to other runs.
     """
 
@@ -93,7 +91,7 @@ class Driver:
 
     def _single_out(self, error: Exception, on_step: Callable[[], None]) -> None:
         """Answer the requests in flight one by one after a step that failed with `error`, to find whose fault it is.
-        Raises Exception: `error`, if all of several requests fail alone too: then it is the engine that fails."""
+        Raises `error` if all of several fail alone too: then it is the engine's."""
         jobs, failed = list(self._in_flight.values()), dict[int, ApiError]()
         self._drop_all()
         for job in jobs:
@@ -131,15 +129,15 @@ class Driver:
             except StopIteration:
                 return False
             if line is None:
-                return True
+                break
             if isinstance(line, BadLine):
                 self._finish(line.index, failed_line(line, line.error))
-            else:
-                try:
-                    self._submit(line)
-                except QueueFullError:
-                    self._held = line
-                    return True
+                continue
+            try:
+                self._submit(line)
+            except QueueFullError:
+                self._held = line
+                break
         return True
 
     def _submit(self, job: Job) -> None:
@@ -190,11 +188,9 @@ def answered_line(
 def failed_line(line: Job | BadLine, error: ApiError) -> tuple[Record, bytes]:
     """Return the record of a line that failed, and its bytes; without what it brought, if that is at fault."""
     try:
-        record = error_record(line, error)
-        return record, encode(record)
+        return (record := error_record(line, error)), encode(record)
     except Exception:
-        record = error_record(replace(line, carried={}), error)
-        return record, encode(record)
+        return (record := error_record(replace(line, carried={}), error)), encode(record)
 
 
 def line_seed(seed: int, index: int) -> int:
@@ -203,5 +199,4 @@ def line_seed(seed: int, index: int) -> int:
 
 
 def served_name(model: str | Path | None) -> str:
-    """Return the name of a model in OpenAI's objects; None: the demo model."""
     return "winnow-demo" if model is None else Path(model).resolve().name

@@ -26,7 +26,6 @@ tokens make sense for one prompt alone, and commands show text."""
 
 
 def journal_path(output: Path) -> Path:
-    """Return where the journal of `output` lies."""
     return output.with_name(output.name + ".journal")
 
 
@@ -57,7 +56,6 @@ class Checkpoint:
 
     @property
     def num_done(self) -> int:
-        """Requests that need no more work."""
         return self.finished + len(self.early)
 
 
@@ -69,17 +67,16 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Find out what of `output` is done, changing nothing; `visit` is called with each finished record.
 
-    An output of the first lines of `prompts` may be continued; None: of all of them alone. Raises UsageError: the
-    output belongs to a run with another fingerprint, or to something else.
+    An output of the first lines of `prompts` may be continued; None: of all of them alone. Raises UsageError: another
+    run's output.
     """
     try:
         size = output.stat().st_size if output.exists() else 0
         journal = journal_path(output)
         if not journal.exists():
             if size:
-                raise UsageError(
-                    f"{output} exists and no unfinished run left it; pass --overwrite to replace it"
-                )
+                fault = "exists and no unfinished run left it; pass --overwrite to replace it"
+                raise UsageError(f"{output} {fault}")
             return Checkpoint()
         with journal.open("rb") as file:
             grown, notes = _check_owner(file.readline(), output, fingerprint, prompts)
@@ -95,8 +92,7 @@ def read_checkpoint(
 
 
 def read_identity(output: Path) -> dict[str, Any]:
-    """Return the fingerprint of the run that wrote `output`. Raises UsageError: its journal is missing, unreadable, or
-    no journal of a run."""
+    """Return the fingerprint of the run that wrote `output`. Raises UsageError: it has no journal of a run."""
     path = journal_path(output)
     try:
         with path.open("rb") as file:
@@ -151,8 +147,7 @@ def _check_owner(
 
 def _read_entries(file: BinaryIO, start: int) -> tuple[dict[int, bytes], int]:
     """Return the journal's records by index, and how many bytes of the journal are whole."""
-    entries: dict[int, bytes] = {}
-    end = start
+    entries, end = dict[int, bytes](), start
     for line in whole_lines(file):
         index, _, record = line.partition(b"\t")
         if not index.isdigit() or parse_object(record) is None:

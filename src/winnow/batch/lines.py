@@ -41,7 +41,6 @@ class Job:
         endpoint: OpenAI's, which a Batch line names; None: the line is flat.
         asked: what it asks, with one prompt or messages.
         carried: keys that come back in the record.
-        tenant: see `NewRequest`.
     """
 
     index: int
@@ -74,24 +73,26 @@ _BATCH_CARRIED = ("custom_id", "reference", "category", "metric", "metadata")
 
 
 def parse_line(raw: RawLine, defaults: Mapping[str, Any], *, accounts: bool = False) -> Job | BadLine:
-    """Read a line.
-
-    Args:
-        defaults: the sampling parameters of lines that do not say.
-        accounts: whether lines may say on whose account they run, and how urgent they are.
-    """
-    endpoint, carried = _guess_endpoint(raw.data or b""), dict[str, Any]()
+    """Read a line; `defaults` are the sampling parameters of lines that do not say. With `accounts` lines may say on
+    whose account they run, and how urgent they are."""
+    carried = dict[str, Any]()
+    # Of a line that may be unreadable, so that its error record fits its neighbours.
+    found = raw.data or b""
+    endpoint = Endpoint.COMPLETION if b'"url"' in found and b'"body"' in found else None
     try:
         line = _load(raw.data)
         endpoint = _endpoint_of(line) if any(key in line for key in _BATCH_KEYS) else None
         # Taken before anything is checked, so that an error record can name its request.
-        carried = {key: line[key] for key in _carried_keys(endpoint) if key in line}
+        keys = _FLAT_CARRIED if endpoint is None else _BATCH_CARRIED
+        carried = {key: line[key] for key in keys if key in line}
         _check_carried(carried, endpoint)
         tenant = _take_tenant(line) if accounts else None
         if endpoint is None:
             asked = _read_flat(line, defaults, accounts=accounts)
         else:
-            _refuse_unknown(line, {*_BATCH_KEYS, *_BATCH_CARRIED})
+            for key in line:
+                if key not in (*_BATCH_KEYS, *_BATCH_CARRIED):
+                    raise ApiError("unknown_parameter", f"unknown key {key!r}")
             asked = read_batch_line(line, defaults)
         return Job(raw.index, raw.number, endpoint, asked, carried, tenant)
     except Exception as error:
@@ -154,31 +155,13 @@ def _load(data: bytes | None) -> dict[str, Any]:
     return line
 
 
-def _guess_endpoint(data: bytes) -> Endpoint | None:
-    """Return the endpoint of a line that may be unreadable, so that its error record fits its neighbours."""
-    return Endpoint.COMPLETION if b'"url"' in data and b'"body"' in data else None
-
-
-def _carried_keys(endpoint: Endpoint | None) -> tuple[str, ...]:
-    return _FLAT_CARRIED if endpoint is None else _BATCH_CARRIED
-
-
 def _check_carried(carried: Mapping[str, Any], endpoint: Endpoint | None) -> None:
     if not isinstance(carried.get("return_kept", False), bool):
         raise ApiError("invalid_request", "return_kept must be true or false")
-    kinds = (str, int) if endpoint is None else (str,)
-    for key in ("custom_id", "id"):
-        if not isinstance(carried.get(key, ""), kinds):
-            raise ApiError("invalid_request", f"{key} must be a text, got {json_kind(carried[key])}")
-    for key in ("reference", "category"):
-        if not isinstance(carried.get(key, ""), str):
+    for key in ("custom_id", "id", "reference", "category"):
+        may_be_number = endpoint is None and key in ("custom_id", "id")
+        if not isinstance(carried.get(key, ""), (str, int) if may_be_number else str):
             raise ApiError("invalid_request", f"{key} must be a text, got {json_kind(carried[key])}")
     metric = carried.get("metric", DEFAULT_METRIC)
     if not isinstance(metric, str) or metric not in METRICS:
         raise ApiError("invalid_request", f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
-
-
-def _refuse_unknown(line: Mapping[str, Any], known: set[str]) -> None:
-    for key in line:
-        if key not in known:
-            raise ApiError("unknown_parameter", f"unknown key {key!r}")

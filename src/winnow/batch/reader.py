@@ -37,7 +37,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """Read `NUMBER/COUNT`. Raises UsageError: that is not what `text` says."""
+        """Read `NUMBER/COUNT`; raises UsageError."""
         number, slash, count = text.partition("/")
         if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
             raise UsageError(f"--shard must be NUMBER/COUNT with 1 <= NUMBER <= COUNT, got {text!r:.80}")
@@ -47,7 +47,6 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def holds(self, index: int) -> bool:
-        """Return whether line `index` is one of its lines."""
         return index % self.count == self.number - 1
 
     def place(self, index: int) -> int:
@@ -55,7 +54,6 @@ class Shard:
         return index // self.count
 
     def num_lines(self, total: int) -> int:
-        """Return how many of `total` lines are its own."""
         return (total + self.count - self.number) // self.count
 
 
@@ -67,9 +65,7 @@ WHOLE = Shard()
 class InputFile:
     """Identity of the input file, and the number of requests that it holds.
 
-    Attributes:
-        num_bytes: its size.
-        repeated: custom_id, and the numbers of two lines that have it, for each line whose custom_id is not new.
+    `repeated` holds custom_id, and the numbers of two lines that have it, for each line whose custom_id is not new.
     """
 
     path: Path
@@ -80,8 +76,7 @@ class InputFile:
 
     @classmethod
     def scan(cls, path: Path) -> "InputFile":
-        """Read through the file, holding one line at a time. Raises UsageError: the file is missing, no file, or
-        unreadable."""
+        """Read through the file, holding one line at a time. Raises UsageError: it cannot be read."""
         lines_of: dict[str, int] = {}
         repeated = []
         num_requests = 0
@@ -134,7 +129,6 @@ def read_lines(path: Path) -> Iterator[RawLine]:
 
 
 def _custom_id(data: bytes | None) -> str | None:
-    """Return the custom_id of a line, None where it has none or cannot be read."""
     if data is None or b'"custom_id"' not in data:
         return None
     try:

@@ -23,7 +23,6 @@ Record = dict[str, Any]
 
 
 def encode(record: Record) -> bytes:
-    """Return the line of the output file that holds `record`."""
     return dump_json(record, ensure_ascii=False).encode() + b"\n"
 
 
@@ -33,38 +32,24 @@ def answer_record(job: Job, output: RequestOutput, model: str, created: int, rea
         return _flat(job, output)
     form = ResponseForm(job.asked, reader, str(job.index), job.asked.model or model, created)
     body = completion_object(form, [output])
-    record = batch_response(job.index, job.carried.get("custom_id"), output.request_id, body)
-    return record | _carried(job) | _scored(job, output)
+    return _batch_response(job, output.request_id, body, 200, None) | _scored(job, output)
 
 
-def batch_response(
-    index: int,
-    custom_id: Any,
-    request_id: str,
-    body: Record,
-    *,
-    status: int = 200,
-    error: Record | None = None,
+def _batch_response(
+    line: Job | BadLine, name: str, body: Record, status: int, error: Record | None
 ) -> Record:
-    """Return the line that answers line `index` of a file in OpenAI's form."""
-    response = {"status_code": status, "request_id": request_id, "body": body}
-    return {"id": f"batch_req_{index}", "custom_id": custom_id, "response": response, "error": error}
+    response = {"status_code": status, "request_id": name, "body": body}
+    carried = {key: value for key, value in line.carried.items() if key != "custom_id"}
+    custom_id = line.carried.get("custom_id")
+    found = {"id": f"batch_req_{line.index}", "custom_id": custom_id, "response": response, "error": error}
+    return found | carried
 
 
 def error_record(line: Job | BadLine, error: ApiError) -> Record:
-    """Return the record of a line that cannot be run."""
     described = {"line": line.number, "code": error.code, "message": str(error)}
     if line.endpoint is None:
         return {"index": line.index, **line.carried, "error": described}
-    record = batch_response(
-        line.index,
-        line.carried.get("custom_id"),
-        request_id(line),
-        error.body(),
-        status=error.status,
-        error=described,
-    )
-    return record | _carried(line)
+    return _batch_response(line, request_id(line), error.body(), error.status, described)
 
 
 def request_id(line: Job | BadLine) -> str:
@@ -124,10 +109,6 @@ def _logprob(token: int, entry: Logprob) -> Record:
     return {"token_id": token, "token": entry.decoded_token, "logprob": finite_logprob(entry)}
 
 
-def _carried(line: Job | BadLine) -> Record:
-    return {key: value for key, value in line.carried.items() if key != "custom_id"}
-
-
 def _scored(job: Job, output: RequestOutput) -> Record:
     """Return the score of the first answer against the line's `reference`, 0..1; empty without a reference."""
     if "reference" not in job.carried:
@@ -156,9 +137,8 @@ class Tally:
         self.requests += 1
         if record.get("error") is not None:
             self.failed += 1
-            self.first_error = (
-                self.first_error or f"line {record['error']['line']}: {record['error']['message']}"
-            )
+            said = f"line {record['error']['line']}: {record['error']['message']}"
+            self.first_error = self.first_error or said
             if isinstance(record.get("reference"), str):
                 self._score(record, 0.0)  # no answer is a wrong one
             return

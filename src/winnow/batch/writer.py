@@ -31,11 +31,8 @@ class OutputError(UsageError):
 
 
 class OrderedWriter(AbstractContextManager["OrderedWriter"]):
-    """Writer that holds each result until all before it are written.
-
-    Args:
-        first: the first place that has no result yet.
-        early: results behind that place, by place.
+    """Writer that holds each result until all before it are written: `first` is the first place without a result,
+    `early` are results behind it, by place.
     """
 
     def __init__(self, first: int = 0, early: Mapping[int, bytes] | None = None) -> None:
@@ -44,11 +41,9 @@ class OrderedWriter(AbstractContextManager["OrderedWriter"]):
 
     @property
     def num_early(self) -> int:
-        """Results that wait for an earlier one."""
         return len(self._early)
 
     def holds(self, index: int) -> bool:
-        """Return whether there is a result for place `index` already."""
         return index < self._next or index in self._early
 
     def put(self, index: int, line: bytes) -> None:
@@ -62,8 +57,7 @@ class OrderedWriter(AbstractContextManager["OrderedWriter"]):
         """Write what is due after a result came for place `index`."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Release what is open."""
+    def close(self) -> None: ...
 
     def _take_due(self) -> Iterator[bytes]:
         """Yield results whose turn has come. One counts as written when the next is asked for."""
@@ -155,8 +149,9 @@ class ResultWriter(OrderedWriter):
                 self._empty_journal()
                 self.sync()
             finally:
-                _close(self._journal)
-                _close(self._output)
+                for file in (self._journal, self._output):
+                    with suppress(OSError):  # the failed write has been reported
+                        file.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -202,12 +197,6 @@ def _open_locked(output: Path) -> BinaryIO:
         file.close()
         raise UsageError(f"another run is writing {output}") from error
     return file
-
-
-def _close(file: BinaryIO) -> None:
-    """Close, ignoring errors: the failed write has been reported."""
-    with suppress(OSError):
-        file.close()
 
 
 def _cut(file: BinaryIO, size: int) -> None:

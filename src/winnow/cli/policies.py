@@ -103,14 +103,9 @@ def execute(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _empty_table(leading: int = 0) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), leading=leading, pad_edge=False, show_edge=False)
-    table.add_column("name", style="bold", no_wrap=True)
-    return table
-
-
 def _choices() -> Table:
-    table = _empty_table()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("name", style="bold", no_wrap=True)
     for column in ("for", "costs", "needs", "known"):
         table.add_column(column)
     for name, note in NOTES.items():
@@ -119,7 +114,8 @@ def _choices() -> Table:
 
 
 def _table() -> Table:
-    table = _empty_table(leading=1)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), leading=1, pad_edge=False, show_edge=False)
+    table.add_column("name", style="bold", no_wrap=True)
     for column in (*PARTS, "paper"):
         table.add_column(column, width=_WIDTHS.get(column))
     for name, preset in PRESETS.items():

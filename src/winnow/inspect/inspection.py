@@ -43,7 +43,6 @@ class Inspection:
         at_end: tokens of prompt and answer that were held when the last token of the answer had been chosen. That one
             was never computed, so no row held it.
         report: as every answer carries it; None where no eviction was asked for.
-        pictures: images of the prompt, in order.
     """
 
     policy: str
@@ -65,14 +64,8 @@ class Inspection:
         tokenizer: Any,
         images: "Sequence[Image]" = (),
     ) -> Self:
-        """Inspect a finished request.
-
-        Args:
-            kept: its observer.
-            policy: that it ran under.
-            tokenizer: as in `read_tokens`.
-            images: those of the prompt.
-        """
+        """Inspect a finished request; `kept` is its observer, `policy` what it ran under, `tokenizer` as in
+        `read_tokens`."""
         prompt, answer = output.prompt_token_ids, output.outputs[0]
         return cls(
             policy=policy.name,
@@ -100,7 +93,6 @@ class Inspection:
         return frozenset(token for each in self.pictures for token in each.tokens)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON knows them."""
         return {
             "policy": self.policy,
             "parts": dict(self.parts),

@@ -62,7 +62,6 @@ class Picture:
 
     @classmethod
     def of(cls, processed: PromptImage, image: "Image") -> Self:
-        """Return an image as it is shown beside its tokens."""
         shown, file = image.copy(), io.BytesIO()
         shown.thumbnail((_MAX_SIDE, _MAX_SIDE))
         shown.save(file, "PNG")
@@ -182,19 +181,13 @@ def render(
 ) -> str:
     """Return the page as HTML: `page.html`, a Jinja template, filled in.
 
-    The template escapes all text but the spans and the data, which are escaped here.
-
-    Args:
-        texts: of each token.
-        moments: by name; the first one is shown until another is chosen.
-        pictures: images of the prompt.
+    The template escapes all text but the spans and the data, which are escaped here. The first moment is shown until
+    another is chosen.
     """
     from jinja2 import Environment, StrictUndefined  # late: only pages need it
 
     source = files("winnow.inspect").joinpath("page.html").read_text(encoding="utf-8")
-    template = Environment(
-        autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
-    ).from_string(source)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     first = next(iter(moments.values()))
     spans = [_span(first, index, text) for index, text in enumerate(texts)]
     layers, heads = len(first.rows), len(first.rows[0])
@@ -212,7 +205,7 @@ def render(
             for name, moment in moments.items()
         ],
     }
-    return template.render(
+    return environment.from_string(source).render(
         title=title,
         facts=facts,
         pictures=pictures,

@@ -110,9 +110,8 @@ class _Stage:
         lines = batch.pop(_LINE)
         first, self._num_asked = self._num_asked, self._num_asked + len(lines)
         places = range(first, self._num_asked)
-        asked = [
-            RawLine(place, place + 1, str(line).encode()) for place, line in zip(places, lines, strict=True)
-        ]
+        numbered = zip(places, lines, strict=True)
+        asked = [RawLine(place, place + 1, str(line).encode()) for place, line in numbered]
         records = await asyncio.gather(*map(self._answer, asked))
         answers = list(map(self._columns, records))
         yield batch | {name: _array([answer[name] for answer in answers]) for name in answers[0]}

@@ -29,31 +29,17 @@ from winnow.values.json_values import dump_json
 
 # The public name, ray.serve.llm.request_router, cannot be imported without vLLM or SGLang.
 ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router.PrefixCacheAffinityRouter"
-_SCOPE = [
-    "type",
-    "http_version",
-    "method",
-    "scheme",
-    "path",
-    "raw_path",
-    "query_string",
-    "root_path",
-    "client",
-    "server",
-    "headers",
-]
+_SCOPE = (
+    *("type", "http_version", "method", "scheme", "path", "raw_path"),
+    *("query_string", "root_path", "client", "server", "headers"),
+)
 _PROMPTS = ("messages", "prompt", "input")
 _Message = MutableMapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request on its way to a replica.
-
-    Attributes:
-        prompt: text that the router compares.
-        scope: of ASGI, as far as it is plain data.
-    """
+    """A request on its way to a replica: the router compares prompts, and `scope` is ASGI's plain data."""
 
     prompt: str
     scope: Mapping[str, Any]
@@ -117,15 +103,13 @@ class QueuedTokensPolicy:
         self._target = target
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas, which Ray bounds and delays, and no state."""
+        # Ray bounds and delays the number; there is no state.
         found = context.aggregated_metrics or {}
         busy, queued = (sum(found.get(name, {}).values()) for name in ("busy_share", "queued_tokens"))
         return math.ceil(busy) + math.ceil(queued / self._target), {}
 
 
 class Replica:
-    """An engine and its ASGI app."""
-
     # Ray Serve awaits it.
     async def __init__(  # type: ignore[misc]
         self, engine: Mapping[str, Any], server: Mapping[str, Any], seats: int
@@ -147,7 +131,6 @@ class Replica:
         await self._lifespan.__aexit__(None, None, None)
 
     async def answer(self, asked: Asked) -> AsyncIterator[_Message]:
-        """Yield the messages with which the app answers."""
         sent: asyncio.Queue[_Message | None] = asyncio.Queue()
         body, left = [asked.body], asyncio.Event()
 
@@ -172,25 +155,20 @@ class Replica:
             await running
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what `build_app` scales by."""
         answers, tokens = self._service.engine.num_queued()
         running = self._service.engine.num_unfinished - answers
         return {"queued_tokens": float(tokens), "busy_share": running / self._seats}
 
     def check_health(self) -> None:
-        """Raise unless the engine can be used."""
         self._service.engine.require_usable()
 
 
 class Front:
-    """Receiver of requests, which are answered by replicas."""
-
     def __init__(self, replicas: serve.handle.DeploymentHandle, max_body: int) -> None:
         self._replicas = replicas.options(stream=True)
         self._max_body = max_body
 
     async def __call__(self, request: Request) -> StreamingResponse:
-        """Return a replica's answer."""
         body = b""
         async for part in request.stream():
             body += part

@@ -43,19 +43,16 @@ class EngineArgs(_Options):
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Return the options that a parser of `add_cli_args` has read."""
         typed = {each.name: getattr(args, each.name) for each in fields(cls) if hasattr(args, each.name)}
         found: Self = cls(**typed, **foreign_values(args, vllm_names.ENGINE))
         return found
 
 
 class AsyncEngineArgs(EngineArgs):
-    """The same options, for `AsyncLLMEngine`."""
+    pass
 
 
 class _Engine:
-    """An `LLM` behind an engine's methods."""
-
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
 
@@ -85,11 +82,9 @@ class LLMEngine(_Engine):
         return self.llm.submit(prompt, params, request_id=request_id, priority=-priority)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the outputs of requests that got tokens or finished."""
         return self.llm.step() if self.llm.has_unfinished else []
 
     def has_unfinished_requests(self) -> bool:
-        """Return whether a step has anything to compute."""
         return self.llm.has_unfinished
 
     def get_num_unfinished_requests(self) -> int:
@@ -98,20 +93,16 @@ class LLMEngine(_Engine):
         return stats.num_running + stats.num_waiting
 
     def abort_request(self, request_ids: str | Sequence[str]) -> None:
-        """End requests at once."""
         for name in [request_ids] if isinstance(request_ids, str) else request_ids:
             self.llm.abort(name)
 
     def get_metrics(self) -> list[Any]:
-        """Return counters and gauges under vLLM's names."""
         return self.llm.get_metrics()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = True) -> bool:
-        """Do as `LLM.reset_prefix_cache` does."""
         return self.llm.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def shutdown(self) -> None:
-        """Free the model and its cache."""
         self.llm.close()
 
 
@@ -129,9 +120,8 @@ class AsyncLLMEngine(_Engine):
         self, prompt: Prompt, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncIterator[RequestOutput]:
         """Answer a prompt, yielding its outputs as `sampling_params.output_kind` says. Who leaves early ends it."""
-        request = self.llm.new_request(
-            self.llm.tokenize(prompt), sampling_params, request_id, priority=-priority
-        )
+        tokenized = self.llm.tokenize(prompt)
+        request = self.llm.new_request(tokenized, sampling_params, request_id, priority=-priority)
         await self._going.wait()
         engine = self._running()
         stream = await engine.submit([request])
@@ -147,11 +137,9 @@ class AsyncLLMEngine(_Engine):
             await self._running().call(self.llm.abort, name)
 
     async def get_tokenizer(self) -> Any:
-        """Return the model's tokenizer."""
         return self.llm.get_tokenizer()
 
     async def reset_prefix_cache(self, *args: bool, **kwargs: bool) -> bool:
-        """Do as `LLM.reset_prefix_cache` does."""
         return await self._running().call(self.llm.reset_prefix_cache, *args, **kwargs)
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
@@ -175,12 +163,10 @@ class AsyncLLMEngine(_Engine):
             await self.reset_prefix_cache(reset_running_requests=mode == "keep")
 
     async def resume_generation(self) -> None:
-        """Resume after `pause_generation`."""
         await self._running().call(self._running().resume)
         self._going.set()
 
     async def is_paused(self) -> bool:
-        """Return whether requests wait for `resume_generation`."""
         return not self._going.is_set()
 
     async def check_health(self) -> None:
@@ -233,7 +219,6 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
 
 
 def random_uuid() -> str:
-    """Return a new name for a request."""
     return uuid.uuid4().hex
 
 

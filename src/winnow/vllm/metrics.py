@@ -8,30 +8,22 @@ from winnow.outputs import EngineStats
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of the engine, by vLLM's name."""
-
     name: str
     labels: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Counter(Metric):
-    """A number that only grows."""
-
     value: int
 
 
 @dataclass(frozen=True)
 class Gauge(Metric):
-    """A number as it is now."""
-
     value: float
 
 
 @dataclass(frozen=True)
 class Vector(Metric):
-    """Numbers that only grow."""
-
     values: list[int]
 
 

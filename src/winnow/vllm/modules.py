@@ -29,7 +29,6 @@ class VllmModules(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module of that name, if it is one of vLLM's."""
         known = name.startswith(_PACKAGE) and name.removeprefix(_PACKAGE) in vllm_names.MODULES
         return ModuleSpec(name, self, is_package=True) if known else None
 
@@ -37,7 +36,6 @@ class VllmModules(MetaPathFinder, Loader):
         """Leave it to Python."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Let a module export its names."""
         homes = vllm_names.MODULES[module.__name__.removeprefix(_PACKAGE)]
         module.__getattr__ = lazy_exports(module.__name__, homes, absent)  # type: ignore[method-assign]
         module.__dir__ = lambda: sorted(homes)  # type: ignore[method-assign]
