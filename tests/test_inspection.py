@@ -55,7 +55,7 @@ class TestWhatIsRead:
         assert [t.id for t in inspection.tokens] == output.prompt_token_ids + completion.token_ids
         assert inspection.num_prompt_tokens == len(output.prompt_token_ids)
         assert inspection.report is not None and completion.eviction is not None
-        assert inspection.kept == inspection.report.kept == completion.eviction.kept
+        assert inspection.at_end.counts == inspection.report.kept == completion.eviction.kept
         assert inspection.at_end.num_tokens == inspection.report.num_tokens == completion.eviction.num_tokens
         assert inspection.at_end.compression == pytest.approx(inspection.report.compression)
         for held in (inspection.after_prompt, inspection.at_end):
@@ -143,7 +143,7 @@ class TestAnswersThatEnd:
         inspection = llm.inspect(TEXT, greedy(max_tokens=1))
         assert len(inspection.tokens) == inspection.num_prompt_tokens + 2
         assert inspection.after_prompt.counts == ((48, 48),) * 6
-        assert inspection.kept == ((49, 49),) * 6
+        assert inspection.at_end.counts == ((49, 49),) * 6
 
     def _check(self, llm: LLM, params: SamplingParams) -> Inspection:
         """Whatever ends the answer, it is the one that `generate` gives."""
@@ -153,7 +153,7 @@ class TestAnswersThatEnd:
         assert inspection.answer == completion.text
         assert [t.id for t in inspection.tokens] == output.prompt_token_ids + completion.token_ids
         assert completion.eviction is not None
-        assert inspection.kept == completion.eviction.kept
+        assert inspection.at_end.counts == completion.eviction.kept
         assert inspection.at_end.num_tokens == completion.eviction.num_tokens
         return inspection
 

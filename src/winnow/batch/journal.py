@@ -1,7 +1,5 @@
-"""The file beside an output: whose output it is, and results that finished before their turn.
-
-`OUT.jsonl.journal` is a journal (winnow.report.journal). Each line after its header is an index, a tab, and the record
-that belongs at that place of the output.
+"""`OUT.jsonl.journal` beside an output: whose output it is, and results that finished before their turn. Each line
+after the header (winnow.report.journal) is an index, a tab, and the record that belongs at that place of the output.
 """
 
 import json

@@ -1,16 +1,7 @@
 """One line of the input, understood: a request, or what is wrong with it.
 
-Three forms are read:
-
-- flat: `{"prompt": "text" or [token ids]}` or `{"messages": [...]}`, sampling parameters beside it; beside a prompt
-  also `"multi_modal_data": {"image": [paths or data: URIs]}`;
-- OpenAI Batch: `{"custom_id", "method": "POST", "url", "body"}`, where `url` is /v1/chat/completions or /v1/completions
-  and `body` holds the prompt and the sampling parameters under OpenAI's names.
-
-Both may carry `reference`, `category` and `metric`, by which answers are scored, and `metadata`; they come back in the
-record. Where the file is the operator's own, both may name a `tenant`, and a flat line its `priority`: the greater is
-served first. A Batch body has a priority too, the other way round, as vLLM has it. Any other key that is not a sampling
-parameter is refused, since an ignored typo would change answers unseen.
+`winnow run --help` says which forms lines have; beside a prompt a flat line may have `multi_modal_data`, as in vLLM.
+Any key that is neither known nor a sampling parameter is refused, since an ignored typo would change answers unseen.
 """
 
 from collections.abc import Mapping

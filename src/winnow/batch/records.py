@@ -1,7 +1,5 @@
-"""The record of a line, in the form in which the line asked.
-
-Flat lines get `{"index", ..., "text", "token_ids", "finish_reason", "usage"}`, or `outputs` with several samples; Batch
-lines get OpenAI's objects. A line that failed gets an `error` with its line number, a code and a message.
+"""The record of a line, in the form in which the line asked: flat, with `outputs` where there are several samples, or
+OpenAI's object. A line that failed gets an `error` with its line number, a code and a message.
 """
 
 from collections import defaultdict

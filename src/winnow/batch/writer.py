@@ -12,8 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from winnow.batch.journal import Checkpoint, create_journal, encode_entry, journal_path
 from winnow.errors import UsageError
@@ -65,9 +64,7 @@ class OrderedWriter(AbstractContextManager["OrderedWriter"]):
             yield line
             self._next += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.close()
 
 
@@ -143,7 +140,6 @@ class ResultWriter(OrderedWriter):
         self._synced_at = self._clock()
 
     def close(self) -> None:
-        """Make everything safe and unlock the output."""
         with self._disk_errors():
             try:
                 self._empty_journal()
@@ -153,9 +149,7 @@ class ResultWriter(OrderedWriter):
                     with suppress(OSError):  # the failed write has been reported
                         file.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
             self.close()
         except UsageError:

@@ -222,13 +222,6 @@ def _image_uri(path: str) -> str:
     return f"data:;base64,{base64.b64encode(read_image(path)).decode()}"
 
 
-def _said(message: Message) -> str:
-    content = message["content"]
-    if isinstance(content, str):
-        return content
-    return " ".join("[image]" if part["type"] == "image_url" else part["text"] for part in content)
-
-
 def _resume(kept: list[Message], system: str | None) -> None:
     """Show what was said last. Raises UsageError where the system message would change it."""
     given = kept[0]["content"] if kept[0]["role"] == "system" else None
@@ -237,7 +230,10 @@ def _resume(kept: list[Message], system: str | None) -> None:
     turns = sum(message["role"] == "user" for message in kept)
     print(f"winnow: resumed after {turns} questions; the last was", file=sys.stderr)
     for message in kept[-2:]:
-        print("> " * (message["role"] == "user") + _said(message), file=sys.stderr)
+        said = message["content"]
+        if not isinstance(said, str):
+            said = " ".join("[image]" if part["type"] == "image_url" else part["text"] for part in said)
+        print("> " * (message["role"] == "user") + said, file=sys.stderr)
 
 
 def _answer(partner: Partner, messages: list[Message], text: str, images: Sequence[str] = ()) -> bool:

@@ -2,9 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Generator
 from contextlib import closing
-from typing import cast
 
 from winnow.cli.flags.engine import (
     OF_SEVERAL,
@@ -17,7 +15,6 @@ from winnow.cli.flags.engine import (
     sampling_options,
 )
 from winnow.cli.prompt import read_prompt
-from winnow.outputs import RequestOutput
 
 DESCRIPTION = "Stream the answer to one prompt to the terminal."
 EPILOG = """\
@@ -62,7 +59,7 @@ def execute(namespace: argparse.Namespace) -> int:
             outputs = llm.stream(prompt, params)
         shown = 0
         # A reader who leaves ends the request, while there still is an engine to end it in.
-        with closing(cast("Generator[RequestOutput]", outputs)):
+        with closing(outputs):  # type: ignore[type-var]
             for output in outputs:
                 text = output.outputs[0].text
                 print(text[shown:], end="", flush=True)

@@ -63,7 +63,10 @@ def execute(namespace: argparse.Namespace) -> int:
     for package in ("zmq", "msgspec"):
         if config.kv_events_endpoint is not None and find_spec(package) is None:
             raise UsageError(f"--kv-events-endpoint needs the package {package}: {install_hint('kv-events')}")
-    keys = Keys.of((*config.api_key, *_key_of_environment()), config.api_keys_file)
+    key = os.environ.get("WINNOW_API_KEY")
+    if key == "":  # as a variable that is made of a missing secret
+        raise UsageError("WINNOW_API_KEY must hold a key, got ''; unset it to serve without keys")
+    keys = Keys.of((*config.api_key, *filter(None, [key])), config.api_keys_file)
     with bound_sockets(config) as sockets, open_llm(options, announce=True) as llm:
         print("winnow: starting the server", file=sys.stderr, flush=True)
         with importing():
@@ -87,13 +90,6 @@ def execute(namespace: argparse.Namespace) -> int:
                 print(line, file=sys.stderr, flush=True)
 
         return serve(service, sockets, started)
-
-
-def _key_of_environment() -> tuple[str, ...]:
-    key = os.environ.get("WINNOW_API_KEY")
-    if key == "":  # as a variable that is made of a missing secret
-        raise UsageError("WINNOW_API_KEY must hold a key, got ''; unset it to serve without keys")
-    return () if key is None else (key,)
 
 
 def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:

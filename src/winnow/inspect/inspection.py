@@ -82,11 +82,6 @@ class Inspection:
             pictures=tuple(map(Picture.of, output.images, images)),
         )
 
-    @property
-    def kept(self) -> tuple[tuple[int, ...], ...]:
-        """KVs held at the end, by layer and head."""
-        return self.at_end.counts
-
     @cached_property
     def _shown(self) -> frozenset[int]:
         """Tokens of images."""

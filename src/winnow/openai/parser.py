@@ -175,12 +175,7 @@ class AnswerParser:
         patterns = [] if region.closing is None else [region.closing]
         _, match, safe = self._find(patterns, 0, ended)
         keep = len(self._buffer[:safe].rstrip()) if region.kind is Kind.REASONING else safe
-        text = self._cut(keep)
-        if self._after_mark:
-            text = text.lstrip()
-            self._after_mark = not text
-        self._has_content = self._has_content or (region.kind is Kind.CONTENT and bool(text.strip()))
-        self._add(region.kind, text)
+        self._text(keep, region.kind, str.lstrip)
         if match is None:
             return False
         self._drop(match.end() - keep)
@@ -247,23 +242,16 @@ class AnswerParser:
             return 0, None, safe
         return *found, found[1].start()
 
-    def _text(self, end: int, kind: Kind) -> None:
-        text = self._cut(end)
-        if self._after_mark:
-            text = _without_blank_lines(text)
-            self._after_mark = not text
-        self._has_content = self._has_content or (kind is Kind.CONTENT and bool(text.strip()))
-        self._add(kind, text)
-
-    def _add(self, kind: Kind, text: str) -> None:
-        if text and kind is not Kind.OTHER:
-            self._pieces.append(Piece(kind, text))
-
-    def _cut(self, end: int) -> str:
-        """Take text off the buffer; without what is the prompt's."""
+    def _text(self, end: int, kind: Kind, strip: Callable[[str], str] | None = None) -> None:
+        """Take text off the buffer; what is the prompt's is no piece."""
         text = self._buffer[min(self._num_foreign, end) : end]
         self._drop(end)
-        return text
+        if self._after_mark:
+            text = _without_blank_lines(text) if strip is None else strip(text)
+            self._after_mark = not text
+        self._has_content = self._has_content or (kind is Kind.CONTENT and bool(text.strip()))
+        if text and kind is not Kind.OTHER:
+            self._pieces.append(Piece(kind, text))
 
     def _drop(self, end: int) -> None:
         self._buffer = self._buffer[end:]

@@ -96,7 +96,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for these alone"
-        response = _response(_of_http(error), request)
+        codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+        code = codes.get(error.status_code, "invalid_request")
+        response = _response(ApiError(code, str(error.detail)), request)
         response.headers.update(error.headers or {})
         if error.status_code == 405:
             response.headers["Allow"] = ", ".join(_methods(app, request))
@@ -116,8 +118,3 @@ def _methods(app: FastAPI, request: Request) -> list[str]:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
             allowed |= route.methods or set()
     return sorted(allowed | {"HEAD"} if "GET" in allowed else allowed)
-
-
-def _of_http(error: HTTPException) -> ApiError:
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-    return ApiError(codes.get(error.status_code, "invalid_request"), str(error.detail))

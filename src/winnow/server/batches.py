@@ -108,8 +108,6 @@ class Batches:
         self._disk.shutdown()
         self.store.close()
 
-    # -- one batch -------------------------------------------------------------------------------------------------
-
     def _start(self, record: Record) -> None:
         name = record["id"]
         task = asyncio.create_task(self._run(record))

@@ -95,8 +95,6 @@ class Metrics:
         for histogram in self._histograms[name]:
             histogram.observe(value)
 
-    # -- what happens ----------------------------------------------------------------------------------------------
-
     def observe(self, outputs: Iterable[RequestOutput]) -> None:
         now = time.monotonic()
         for output in outputs:
@@ -138,8 +136,6 @@ class Metrics:
             began, ended = getattr(output.metrics, begin), getattr(output.metrics, end)
             if began is not None and ended is not None:
                 self._record(name, ended - began)
-
-    # -- what is read ----------------------------------------------------------------------------------------------
 
     def latencies(self) -> dict[str, list[float]]:
         """Return the 50th, 90th and 99th percentile of the last requests' seconds, by what passed, if any."""

@@ -27,6 +27,10 @@ INTERVAL = 1.0
 """Seconds between two events."""
 MAX_SHOWN = 50
 """Sessions, those used last."""
+_COUNTERS = (
+    *("kv_bytes_used", "kv_bytes_peak", "kv_bytes_budget", "kv_bytes_freed", "host_bytes_used"),
+    *("host_bytes_budget", "prompt_tokens", "generated_tokens", "cached_tokens", "session_seconds"),
+)
 _Moment = tuple[EngineStats, list[SessionStats], Occupancy]
 # A page loads nothing from anywhere, asks this server alone, and may not be framed.
 _POLICY = (
@@ -91,26 +95,16 @@ def _snapshot(
         "waiting": waiting,
         "batch_answers": service.engine.background,
         "resident_bytes": resident_bytes() or 0,
-        "kv_bytes_used": stats.kv_bytes_used,
+        **{name: getattr(stats, name) for name in _COUNTERS},
         "kv_bytes_cached": stats.cached_bytes,
-        "kv_bytes_peak": stats.kv_bytes_peak,
-        "kv_bytes_budget": stats.kv_bytes_budget,
-        "prompt_tokens": stats.prompt_tokens,
-        "generated_tokens": stats.generated_tokens,
-        "cached_tokens": stats.cached_tokens,
-        "prefix_queries": service.metrics.prefix_queries,
-        "host_bytes_used": stats.host_bytes_used,
-        "host_bytes_budget": stats.host_bytes_budget,
         "disk_bytes_used": 0 if stats.disk_tier is None else stats.disk_tier.bytes_used,
         "disk_bytes_budget": 0 if stats.disk_tier is None else stats.disk_tier.bytes_budget,
         "preemptions": {
             "out of KV memory, copied to host memory": stats.num_swaps,
             "out of KV memory, computed again": stats.num_preemptions - stats.num_swaps,
         },
-        "steps": stats.num_steps,
         "rounds": stats.num_rounds,
         "evicted_kvs": service.metrics.evicted_kvs,
-        "kv_bytes_freed": stats.kv_bytes_freed,
         "seconds": {phase: max(0.0, seconds) for phase, seconds in stats.elapsed.items()},
         "finished": service.metrics.finished,
         "latencies": service.metrics.latencies(),
@@ -125,6 +119,5 @@ def _snapshot(
         "sessions": [asdict(each) for each in sessions[:MAX_SHOWN]],
         "session_tiers": stats.sessions,
         "session_bytes": sum(each.num_bytes for each in sessions),
-        "session_seconds": stats.session_seconds,
         "kept": occupancy.kept,
     }

@@ -102,13 +102,10 @@ class Service:
         self._read: dict[Any, Any] = {}  # what the engine said last, by name
 
     async def close(self) -> None:
-        """End the engine's thread and free the model."""
         await self.engine.stop()
         if self._kv_events is not None:
             await asyncio.to_thread(self._kv_events.close)
         self._tokenising.shutdown(wait=False, cancel_futures=True)
-
-    # -- before the engine -----------------------------------------------------------------------------------------
 
     def check_model(self, name: str | None, *, strict: bool = False) -> str:
         """Return the name that the response gives the model. Raises ApiError: a strict server has another."""
@@ -247,8 +244,6 @@ class Service:
     def _publish_prefixes(self) -> None:
         if self._kv_events is not None:
             self._kv_events.publish(self.llm.take_prefix_events())
-
-    # -- after the engine ------------------------------------------------------------------------------------------
 
     def _charge(self, tenant: str | None, prompt: int, answers: int) -> None:
         self.quota.charge(tenant, prompt + answers)

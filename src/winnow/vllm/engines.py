@@ -193,7 +193,6 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     """Parser whose flags may be written with underscores too."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Read flags as argparse does, after dashes took the place of underscores in their names."""
         words = list(sys.argv[1:] if args is None else args)
         for index, word in enumerate(words):
             name, equals, value = word.partition("=")
