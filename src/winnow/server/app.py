@@ -46,6 +46,8 @@ def create_app(service: Service) -> FastAPI:
                 await batches.stop()
             await service.close()
 
+    # What the page /docs asks for a key by.
+    bearer = [Depends(HTTPBearer(auto_error=False))] if service.keys.asked else []
     app = FastAPI(
         title="Winnow",
         description="The OpenAI API over an engine that runs large language models on little memory.",
@@ -53,9 +55,7 @@ def create_app(service: Service) -> FastAPI:
         docs_url="/docs",
         redoc_url=None,
         openapi_url="/openapi.json" if config.docs else None,
-        dependencies=[Depends(HTTPBearer(auto_error=False))]
-        if service.keys.asked
-        else None,  # for /docs alone
+        dependencies=bearer,
     )
     app.state.service = service
     add_routes(app, service)

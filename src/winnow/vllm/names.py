@@ -13,6 +13,19 @@ def _group(names: str, note: str, *harmless: str, **more: Any) -> dict[str, Fore
     return {name: ForeignName(note, harmless, **more) for name in names.split()}
 
 
+_ACCEPTED = "accepted: answers do not depend on it"
+
+
+def _free(names: str, note: str = _ACCEPTED, **more: Any) -> dict[str, ForeignName]:
+    """Return names whose every value is accepted."""
+    return _group(names, note, *ANY, **more)
+
+
+def _off(names: str, note: str) -> dict[str, ForeignName]:
+    """Return switches that must be off."""
+    return _group(names, note, "false", switch=True)
+
+
 _ONE_DEVICE = "a model is cut over devices by tensor_parallel_size alone"
 _ONE_PROCESS = "the processes of tensor_parallel_size are on this machine: there is nothing to place"
 _TEXT = "pictures go as the model's processor takes them; no video, no sound"
@@ -22,7 +35,6 @@ _NO_DRAFTS = "speculative_config says how tokens are proposed: by method ngram, 
 _GENERATES = "text is generated; embeddings, scores and classes are not served"
 _FORMS = "llguidance constrains answers to every form"
 _READ = "read by the model's own response_template, or by --response-template NAME or FILE"
-_ACCEPTED = "accepted: answers do not depend on it"
 
 ENGINE: Mapping[str, ForeignName] = {
     "kv_cache_memory_bytes": ForeignName("all memory of the KV cache", means="kv_memory"),
@@ -45,21 +57,18 @@ ENGINE: Mapping[str, ForeignName] = {
         _ONE_DEVICE,
         "1",
     ),
-    **_group(
+    **_off(
         "data_parallel_hybrid_lb data_parallel_external_lb enable_expert_parallel enable_dbo enable_eplb "
         "worker_use_ray ray_workers_use_nsight",
         _ONE_DEVICE,
-        "false",
-        switch=True,
     ),
-    **_group(
+    **_free(
         "data_parallel_rank data_parallel_start_rank data_parallel_address data_parallel_rpc_port "
         "data_parallel_backend master_addr master_port node_rank all2all_backend ubatch_size "
         "dbo_decode_token_threshold dbo_prefill_token_threshold disable_nccl_for_dp_synchronization "
         "eplb_config expert_placement_strategy num_redundant_experts eplb_window_size eplb_step_interval "
         "eplb_log_balancedness max_parallel_loading_workers disable_custom_all_reduce",
         _ONE_PROCESS,
-        *ANY,
     ),
     "distributed_executor_backend": ForeignName("a model runs in processes of this machine", ("uni", "mp")),
     **_group(
@@ -69,10 +78,10 @@ ENGINE: Mapping[str, ForeignName] = {
     ),
     "tokenizer_mode": ForeignName("tokenizers are transformers' own", ("auto", "hf", "slow")),
     **_group("tokenizer_revision code_revision", "revision is of the whole repository", same_as="revision"),
-    "skip_tokenizer_init": ForeignName("accepted: prompts may be token ids", ANY, switch=True),
-    "trust_remote_code": ForeignName(
+    **_free("skip_tokenizer_init", "accepted: prompts may be token ids", switch=True),
+    **_free(
+        "trust_remote_code",
         "accepted: no code from a model's directory is run, and a model that needs such is refused",
-        ANY,
         switch=True,
     ),
     "quantization": ForeignName(
@@ -84,9 +93,7 @@ ENGINE: Mapping[str, ForeignName] = {
         "quantization_param_path quantization_config qlora_adapter_name_or_path",
         "weights are read as they were stored: a GGUF file holds quantized ones",
     ),
-    "calculate_kv_scales": ForeignName(
-        "accepted: scales of kv_cache_dtype follow from the KVs", ANY, switch=True
-    ),
+    **_free("calculate_kv_scales", "accepted: scales of kv_cache_dtype follow from the KVs", switch=True),
     "kv_cache_dtype_skip_layers": ForeignName("kv_wide=layers=1 keeps first layers in 16 bits"),
     **_group("config_format", "a model has a config.json, or is a GGUF file", "auto", "hf"),
     **_group(
@@ -110,20 +117,18 @@ ENGINE: Mapping[str, ForeignName] = {
     "logits_processors": ForeignName(
         "logits are not changed by user code; SamplingParams has logit_bias and structured_outputs"
     ),
-    **_group("enforce_eager", "accepted: what is launched as a graph computes the same", *ANY, switch=True),
-    **_group("enable_chunked_prefill", "accepted: prefill_chunk says how long chunks are", *ANY, switch=True),
-    **_group(
+    **_free("enforce_eager", "accepted: what is launched as a graph computes the same", switch=True),
+    **_free("enable_chunked_prefill", "accepted: prefill_chunk says how long chunks are", switch=True),
+    **_free(
         "disable_log_stats disable_log_requests enable_log_requests aggregate_engine_logging kv_cache_metrics "
         "cudagraph_metrics enable_mfu_metrics enable_layerwise_nvtx_tracing use_v2_block_manager "
         "disable_cascade_attn disable_async_output_proc async_scheduling use_tqdm_on_load "
         "multi_step_stream_outputs disable_hybrid_kv_cache_manager kv_sharing_fast_prefill "
         "enable_return_routed_experts fail_on_environ_validation enable_logging_iteration_details "
         "enable_mm_processor_stats enable_multimodal_encoder_data_parallel allow_deprecated_quantization",
-        _ACCEPTED,
-        *ANY,
         switch=True,
     ),
-    **_group(
+    **_free(
         "cudagraph_capture_sizes cuda_graph_sizes max_cudagraph_capture_size max_seq_len_to_capture "
         "compilation_config attention_config kernel_config profiler_config optimization_level performance_mode "
         "stream_interval num_scheduler_steps num_lookahead_slots preemption_mode scheduler_delay_factor "
@@ -133,12 +138,8 @@ ENGINE: Mapping[str, ForeignName] = {
         "mamba_block_size mamba_cache_mode override_neuron_config shutdown_timeout tokenizer_pool_size "
         "tokenizer_pool_type tokenizer_pool_extra_config tokens_only model_impl model_loader_extra_config "
         "ignore_patterns logits_processor_pattern",
-        _ACCEPTED,
-        *ANY,
     ),
-    "disable_sliding_window": ForeignName(
-        "a model's windows are part of what it computes", ("false",), switch=True
-    ),
+    **_off("disable_sliding_window", "a model's windows are part of what it computes"),
     **_group(
         "otlp_traces_endpoint collect_detailed_traces", "the server's metrics are Prometheus's, at /metrics"
     ),
@@ -146,13 +147,12 @@ ENGINE: Mapping[str, ForeignName] = {
         "kv_transfer_config kv_events_config ec_transfer_config weight_transfer_config",
         "KVs stay in one process; winnow prefix save writes compressed prefixes to a directory",
     ),
-    "enable_sleep_mode": ForeignName("LLM.close() frees the memory", ("false",), switch=True),
-    **_group("enable_prompt_embeds", "prompts are text, token ids or messages", "false", switch=True),
-    **_group(
+    **_off("enable_sleep_mode", "LLM.close() frees the memory"),
+    **_off("enable_prompt_embeds", "prompts are text, token ids or messages"),
+    **_free(
         "guided_decoding_backend structured_outputs_config guided_decoding_disable_fallback "
         "guided_decoding_disable_any_whitespace guided_decoding_disable_additional_properties",
         f"accepted: {_FORMS}",
-        *ANY,
     ),
     **_group(
         "reasoning_parser_plugin enable_reasoning",
@@ -160,28 +160,25 @@ ENGINE: Mapping[str, ForeignName] = {
         "false",
     ),
     **_group("speculative_model num_speculative_tokens spec_method spec_model spec_tokens", _NO_DRAFTS),
-    **_group("enable_lora enable_lora_bias enable_prompt_adapter", _NO_ADAPTERS, "false", switch=True),
-    **_group(
+    **_off("enable_lora enable_lora_bias enable_prompt_adapter", _NO_ADAPTERS),
+    **_free(
         "max_loras max_lora_rank max_cpu_loras lora_dtype lora_extra_vocab_size fully_sharded_loras "
         "max_prompt_adapters max_prompt_adapter_token enable_tower_connector_lora "
         "specialize_active_lora",
         "accepted: adapters are not served",
-        *ANY,
     ),
     "default_mm_loras": ForeignName(_NO_ADAPTERS),
-    **_group(
+    **_free(
         "mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_tp_mode "
         "mm_encoder_attn_backend media_io_kwargs mm_processor_kwargs video_pruning_rate",
         f"accepted: {_TEXT}",
-        *ANY,
     ),
-    **_group(
+    **_free(
         "disable_mm_preprocessor_cache disable_chunked_mm_input skip_mm_profiling interleave_mm_strings",
         f"accepted: {_TEXT}",
-        *ANY,
         switch=True,
     ),
-    **_group("enable_mm_embeds mm_encoder_only", _TEXT, "false", switch=True),
+    **_off("enable_mm_embeds mm_encoder_only", _TEXT),
     "io_processor_plugin": ForeignName(_TEXT),
     "served_model_name": ForeignName("accepted: a server alone has clients that name its model", ANY),
     "reasoning_parser": ForeignName("accepted: the server alone splits reasoning from answers", ANY),
@@ -204,9 +201,7 @@ SERVER: Mapping[str, ForeignName] = {
     "chat_template": ForeignName("the chat template is the one in the model's directory"),
     "chat_template_content_format": ForeignName("the chat template takes texts", ("auto", "string")),
     "default_chat_template_kwargs": ForeignName("a request brings chat_template_kwargs"),
-    "trust_request_chat_template": ForeignName(
-        "the chat template is the one in the model's directory", ("false",), switch=True
-    ),
+    **_off("trust_request_chat_template", "the chat template is the one in the model's directory"),
     "response_role": ForeignName("answers are the assistant's", ("assistant",)),
     "lora_modules": ForeignName(_NO_ADAPTERS),
     "prompt_adapters": ForeignName(_NO_ADAPTERS),
@@ -216,7 +211,7 @@ SERVER: Mapping[str, ForeignName] = {
         "dp_supervisor_probe_failure_threshold",
         "start a server for each device",
     ),
-    "headless": ForeignName("one process serves", ("false",), switch=True),
+    **_off("headless", "one process serves"),
     "uvicorn_log_level": ForeignName("say --log-level", ANY),
     **_group("log_config_file max_log_len", "say --log-level"),
     **_group(
@@ -228,28 +223,22 @@ SERVER: Mapping[str, ForeignName] = {
         "let a reverse proxy speak TLS before the server",
     ),
     "config": ForeignName("options are flags; @FILE is not read"),
-    "disable_fastapi_docs": ForeignName("say --no-docs", ("false",), switch=True),
-    "enable_auto_tool_choice": ForeignName("accepted: tools are always the model's choice", ANY, switch=True),
-    **_group(
+    **_off("disable_fastapi_docs", "say --no-docs"),
+    **_free("enable_auto_tool_choice", "accepted: tools are always the model's choice", switch=True),
+    **_free(
         "disable_uvicorn_access_log disable_frontend_multiprocessing enable_request_id_headers "
         "enable_prompt_tokens_details enable_server_load_tracking enable_tokenizer_info_endpoint "
         "enable_log_outputs enable_log_deltas log_error_stack exclude_tools_when_tool_choice_none "
         "enable_ssl_refresh enable_offline_docs enable_per_request_metrics enable_flash_late_interaction "
         "cohere_is_reasoning_model",
-        _ACCEPTED,
-        *ANY,
         switch=True,
     ),
-    **_group(
+    **_free(
         "h11_max_incomplete_event_size h11_max_header_count fingerprint_mode fingerprint_value cohere_format "
         "disable_access_log_for_endpoints",
-        _ACCEPTED,
-        *ANY,
     ),
-    "enable_force_include_usage": ForeignName(
-        "clients ask for stream_options.include_usage", ("false",), switch=True
-    ),
-    "return_tokens_as_token_ids": ForeignName("tokens are texts", ("false",), switch=True),
+    **_off("enable_force_include_usage", "clients ask for stream_options.include_usage"),
+    **_off("return_tokens_as_token_ids", "tokens are texts"),
 }
 """Further flags of `vllm serve`."""
 
@@ -288,11 +277,9 @@ SAMPLING: Mapping[str, ForeignName] = {
     "thinking_token_budget": ForeignName("max_tokens limits the answer, its reasoning included"),
     "extra_args": ForeignName("SamplingParams has every parameter as a field"),
     "repetition_detection": ForeignName("repetition_penalty discourages repetition"),
-    **_group(
+    **_free(
         "skip_clone output_text_buffer_length skip_reading_prefix_cache stream_interval "
         "routed_experts_prompt_start",
-        _ACCEPTED,
-        *ANY,
     ),
 }
 """Fields of `SamplingParams`."""
@@ -305,12 +292,12 @@ BENCH: Mapping[str, ForeignName] = {
     "dataset_name": ForeignName(
         "prompts are random tokens, or --dataset and --trace name a file", ("random",)
     ),
-    **_group("tokenizer tokenizer_mode num_warmups metadata label", "accepted: prompts are token ids", *ANY),
-    **_group("disable_tqdm trust_remote_code disable_detokenize", _ACCEPTED, *ANY, switch=True),
-    "save_result": ForeignName("--json FILE writes the results", ("false",), switch=True),
+    **_free("tokenizer tokenizer_mode num_warmups metadata label", "accepted: prompts are token ids"),
+    **_free("disable_tqdm trust_remote_code disable_detokenize", switch=True),
+    **_off("save_result", "--json FILE writes the results"),
     **_group("result_dir result_filename output_json", "--json FILE writes the results"),
     "dataset_path": ForeignName("--dataset FILE.jsonl has one prompt a line, --trace FILE a recorded trace"),
-    **_group("percentile_metrics", "accepted: ttft, tpot, itl and e2el are reported", *ANY),
+    **_free("percentile_metrics", "accepted: ttft, tpot, itl and e2el are reported"),
 }
 """Further flags of `vllm bench serve` and `vllm bench throughput`."""
 
@@ -325,9 +312,7 @@ STRUCTURED: Mapping[str, ForeignName] = {
     "disable_additional_properties": ForeignName(
         'say "additionalProperties": false in the schema', ("false",)
     ),
-    **_group(
-        "backend _backend backend_was_auto _backend_was_auto disable_fallback", f"accepted: {_FORMS}", *ANY
-    ),
+    **_free("backend _backend backend_was_auto _backend_was_auto disable_fallback", f"accepted: {_FORMS}"),
 }
 """Fields of `StructuredOutputsParams` and `GuidedDecodingParams`."""
 
