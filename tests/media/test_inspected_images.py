@@ -156,7 +156,7 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
-def test_in_a_browser(inspection: Inspection, tmp_path: Path, scheme: str = "light") -> None:
+def test_in_a_browser(inspection: Inspection, tmp_path: Path) -> None:
     """A row that is chosen is the one that the maps show, and the multiples show every row."""
     file = tmp_path / "page.html"
     file.write_text(inspection.to_html(), encoding="utf-8")
@@ -165,7 +165,7 @@ def test_in_a_browser(inspection: Inspection, tmp_path: Path, scheme: str = "lig
         "[...document.querySelector('.map svg').children].map(each => +each.style.getPropertyValue('--s'))"
     )
     with open_browser(tmp_path / "profile") as page:
-        page.open(file.as_uri(), scheme)
+        page.open(file.as_uri(), "light")
         eventually(lambda: page.evaluate("document.querySelectorAll('.map rect').length") > 4, "no image", 60)
         assert page.evaluate("[...document.images].every(each => each.naturalWidth > 0)"), (
             "images are blocked"
@@ -180,4 +180,4 @@ def test_in_a_browser(inspection: Inspection, tmp_path: Path, scheme: str = "lig
             assert page.evaluate(shares) == [float(token in rows[layer][head]) for token in first.tokens]
         size = page.evaluate("(c => [c.width, c.height])(document.querySelector('.multiples'))")
         assert size == [50 * len(rows[0]), 50 * len(rows)]
-        require_fit(page, tmp_path, scheme)
+        require_fit(page, tmp_path)

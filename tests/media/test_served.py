@@ -218,9 +218,7 @@ at("text").dispatchEvent(new %s, { %s: data, bubbles: true, cancelable: true }))
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
-def test_images_on_the_chat_page(
-    server: Running, expected: Any, tmp_path: Path, scheme: str = "dark"
-) -> None:
+def test_images_on_the_chat_page(server: Running, expected: Any, tmp_path: Path) -> None:
     """One is dropped, one pasted, a third taken back; the server reads the two, and a large one is scaled first."""
 
     def count() -> Any:
@@ -232,14 +230,14 @@ def test_images_on_the_chat_page(
         eventually(lambda: count() == before + 1, "the image is not shown")
 
     with open_browser(tmp_path / "profile") as page:
-        page.open(server.address + "/chat", scheme)
+        page.open(server.address + "/chat", "light")
         eventually(lambda: "context" in page.text("model"), "the page does not come alive", 60)
         give(FIRST, 'DragEvent("drop"', "dataTransfer")
         give(SECOND, 'ClipboardEvent("paste"', "clipboardData")
         give(SECOND, 'DragEvent("drop"', "dataTransfer")
         page.evaluate("at('pictures').children[2].click()")
         assert count() == 2
-        require_fit(page, tmp_path, scheme)
+        require_fit(page, tmp_path)
         page.evaluate("at('text').value = 'w1 w2'; at('temperature').value = 0; at('max-tokens').value = 6")
         page.evaluate("at('send').click()")
         eventually(lambda: page.evaluate("messages.length") == 2, "nothing is answered", 60)
@@ -249,7 +247,7 @@ def test_images_on_the_chat_page(
         ]  # fmt: skip
         assert expected.outputs[0].text.startswith(str(page.evaluate("messages[1].content")))
         assert page.evaluate("document.querySelectorAll('article.user img').length") == 2
-        require_fit(page, tmp_path, scheme)
+        require_fit(page, tmp_path)
         shown = page.evaluate(
             "[...document.querySelectorAll('article.user img')].every(each => each.naturalWidth > 0)"
         )

@@ -48,10 +48,13 @@ class Page:
             self._note(found)
 
     def open(self, address: str, scheme: str) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.call("Emulation.setEmulatedMedia", features=features)
+        self.set_scheme(scheme)
         self.set_width(1200)
         self.call("Page.navigate", url=address)
+
+    def set_scheme(self, scheme: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", features=features)
 
     def set_width(self, width: int) -> None:
         size = {"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": False}

@@ -135,20 +135,20 @@ def test_in_a_browser(server: Running, tmp_path: Path) -> None:
                 assert page.evaluate(wide) == 0, f"a card's content is wider than the card at {width} px"
                 picture = page.screenshot(tmp_path / f"page-{width}.png")
             assert brightness(picture) > 180
-            require_dark(page, server.address + "/", tmp_path)
+            require_dark(page, tmp_path)
     finally:
         stop.set()
         thread.join()
         server.client.delete(f"/v1/sessions/{named['session_id']}").raise_for_status()
 
 
-def require_dark(page: Page, address: str, tmp_path: Path) -> None:
-    page.open(address, "dark")
+def require_dark(page: Page, tmp_path: Path) -> None:
+    page.set_scheme("dark")
     assert brightness(page.screenshot(tmp_path / "dark.png")) < 80
     assert page.faults == []
 
 
-def require_fit(page: Page, address: str, tmp_path: Path) -> None:
+def require_fit(page: Page, tmp_path: Path) -> None:
     """Nothing is wider than a page of three widths, no word of code is cut in two, and each scheme has its colours."""
     for width in (1280, 768, 390):
         page.set_width(width)
@@ -162,8 +162,9 @@ def require_fit(page: Page, address: str, tmp_path: Path) -> None:
         halves = "[...document.querySelectorAll('td code')].filter(e => !/\\s/.test(e.textContent) "
         halves += "&& e.getClientRects().length > 1).length"
         assert page.evaluate(halves) == 0, f"at {width} px"
+    page.set_scheme("light")
     assert brightness(page.screenshot(tmp_path / "light.png")) > 180
-    require_dark(page, address, tmp_path)
+    require_dark(page, tmp_path)
 
 
 @pytest.mark.slow
@@ -179,7 +180,7 @@ def test_chat_in_a_browser(server: Running, tmp_path: Path) -> None:
         eventually(lambda: "tokens/s" in page.text("messages"), "nothing is answered", 60)
         page.evaluate(f"document.getElementById('model').textContent += ' {word}'")
         assert word in page.text("messages")
-        require_fit(page, server.address + "/chat", tmp_path)
+        require_fit(page, tmp_path)
         room = page.evaluate("document.getElementById('text').clientWidth")
         assert room > 300, "there is no room for a question at 390 px"
 
@@ -196,7 +197,7 @@ def test_an_inspection_in_a_browser(llm: LLM, tmp_path: Path) -> None:
         eventually(
             lambda: page.evaluate("document.querySelectorAll('.text > span').length") > 50, "no token", 60
         )
-        require_fit(page, file.as_uri(), tmp_path)
+        require_fit(page, tmp_path)
 
 
 @pytest.mark.slow
