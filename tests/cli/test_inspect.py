@@ -31,7 +31,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(options: dict[str, Any]) -> None:
         pytest.fail("the model was loaded")
 
-    monkeypatch.setattr("winnow.cli.inspect.open_llm", refuse)
+    monkeypatch.setattr("winnow.cli.flags.engine.open_llm", refuse)
     monkeypatch.chdir(tmp_path)
 
 

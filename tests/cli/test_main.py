@@ -322,7 +322,7 @@ def test_ctrl_c_before_anything_is_written_promises_nothing(
     def interrupted(options: Any, *, quiet: bool) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("winnow.cli.run.open_llm", interrupted)
+    monkeypatch.setattr("winnow.cli.flags.engine.open_llm", interrupted)
     out = tmp_path / "out"
     out.write_text("another's\n")
     command = ["run", str(write_prompts([{"prompt": "a"}])), "-o", str(out), "--overwrite"]

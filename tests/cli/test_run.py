@@ -177,7 +177,7 @@ def test_nothing_is_overwritten_for_an_engine_that_cannot_start(
     write_prompts([{"prompt": "ab"}])
     output.parent.mkdir()
     output.write_text("my notes\n")
-    monkeypatch.setattr("winnow.cli.run.open_llm", fail)
+    monkeypatch.setattr("winnow.cli.flags.engine.open_llm", fail)
     assert run("--overwrite") == 2
     assert output.read_text() == "my notes\n"
     assert not journal_path(output).exists()

@@ -14,17 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from winnow.cli.flags.engine import (
-    OF_SEVERAL,
-    add_engine_flags,
-    add_sampling_flags,
-    conversation_defaults,
-    conversation_params,
-    engine_lines,
-    engine_options,
-    open_llm,
-    sampling_options,
-)
+from winnow.cli.flags import engine
 from winnow.cli.flags.options import add_model_argument
 from winnow.cli.prompt import add_image_flag, read_image, read_prompt, require_utf8
 from winnow.errors import UnsupportedModelError, UsageError, WinnowError, known_names
@@ -137,12 +127,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_image_flag(parser, "put this image before the first question; may be repeated")
     parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
     parser.add_argument("--api-key", metavar="KEY", help="the server's; also from WINNOW_API_KEY")
-    add_engine_flags(parser)
-    add_sampling_flags(parser, "sampling", skip=OF_SEVERAL, defaults=_DEFAULTS)
+    engine.add_engine_flags(parser)
+    engine.add_sampling_flags(parser, "sampling", skip=engine.OF_SEVERAL, defaults=_DEFAULTS)
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    typed, options = sampling_options(namespace), engine_options(namespace)
+    typed, options = engine.sampling_options(namespace), engine.engine_options(namespace)
     if namespace.system is not None:
         require_utf8("--system", namespace.system)
     text = None if namespace.file is None else read_prompt(None, namespace.file)
@@ -157,12 +147,12 @@ def execute(namespace: argparse.Namespace) -> int:
             key = namespace.api_key or os.environ.get("WINNOW_API_KEY")
             partner = _Remote(namespace.url, key, options.get("model"), typed)
         else:
-            llm, model = stack.enter_context(open_llm(options)), options.get("model")
+            llm, model = stack.enter_context(engine.open_llm(options)), options.get("model")
             if model is not None and getattr(llm.tokenizer, "chat_template", None) is None:
                 raise UnsupportedModelError(
                     f"model: {model} has no chat template, as base models have none: `winnow generate` continues a text"
                 )
-            partner = _Local(llm, conversation_params(llm, _DEFAULTS, typed))
+            partner = _Local(llm, engine.conversation_params(llm, _DEFAULTS, typed))
         log = None if namespace.session is None else ConversationLog(namespace.session)
         partner.session = namespace.session
         for line in (*partner.introduction(), "winnow: /help lists commands, /exit or Ctrl-D ends"):
@@ -283,7 +273,7 @@ class _Local(Partner):
     def introduction(self) -> list[str]:
         model = self._llm.config.model.model
         name = "the demo model (--model names another)" if model is None else Path(model).resolve().name
-        return engine_lines(self._llm, name)
+        return engine.engine_lines(self._llm, name)
 
     def answer(self, messages: list[Message]) -> Iterator[str]:
         shown, self.num_tokens = 0, None
@@ -332,7 +322,7 @@ class _Remote(Partner):
         try:
             models = self._client.get("/v1/models").json()["data"]
             recommended = models[0].get("sampling_defaults")  # a server of another kind does not say
-            self._body |= conversation_defaults(recommended) | self._typed
+            self._body |= engine.conversation_defaults(recommended) | self._typed
             names = f"{models[0]['id']}, context {models[0].get('max_model_len', '?')} tokens"
         except (self._errors, ValueError, LookupError, TypeError):  # the first question will say why
             names = "a server"

@@ -4,16 +4,7 @@ import argparse
 import sys
 from contextlib import closing
 
-from winnow.cli.flags.engine import (
-    OF_SEVERAL,
-    add_engine_flags,
-    add_sampling_flags,
-    conversation_params,
-    engine_options,
-    memory_line,
-    open_llm,
-    sampling_options,
-)
+from winnow.cli.flags import engine
 from winnow.cli.prompt import read_prompt
 
 DESCRIPTION = "Stream the answer to one prompt to the terminal."
@@ -39,20 +30,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from standard input")
     parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
-    add_engine_flags(parser)
-    add_sampling_flags(parser, "sampling", skip=OF_SEVERAL, defaults=_DEFAULTS, also=_OF_ONE_REQUEST)
+    engine.add_engine_flags(parser)
+    engine.add_sampling_flags(
+        parser, "sampling", skip=engine.OF_SEVERAL, defaults=_DEFAULTS, also=_OF_ONE_REQUEST
+    )
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    typed = sampling_options(namespace, _OF_ONE_REQUEST)
+    typed = engine.sampling_options(namespace, _OF_ONE_REQUEST)
     prompt = read_prompt(namespace.prompt)
-    options = engine_options(namespace)
+    options = engine.engine_options(namespace)
     if options.get("model") is None:
         print(DEMO_NOTE, file=sys.stderr)
         options.setdefault("threads", 1)  # one row of a model this small gains nothing from a second
-    with open_llm(options) as llm:
-        print(memory_line(llm), file=sys.stderr)
-        params = conversation_params(llm, _DEFAULTS, typed)
+    with engine.open_llm(options) as llm:
+        print(engine.memory_line(llm), file=sys.stderr)
+        params = engine.conversation_params(llm, _DEFAULTS, typed)
         if namespace.chat:
             outputs = llm.stream_chat([{"role": "user", "content": prompt}], params)
         else:

@@ -9,15 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.flags.engine import (
-    OF_SEVERAL,
-    add_engine_flags,
-    add_sampling_flags,
-    engine_options,
-    model_files,
-    open_llm,
-    sampling_options,
-)
+from winnow.cli.flags import engine
 from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt import add_image_flag, read_image, read_prompt
 from winnow.cli.screen.terminal import facts_table, show
@@ -61,13 +53,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", metavar="OUT.json", type=Path, help="write token indices by layer and head as JSON too"
     )
-    add_engine_flags(parser)
-    add_sampling_flags(parser, "sampling", skip=OF_SEVERAL, defaults=_DEFAULTS)
+    engine.add_engine_flags(parser)
+    engine.add_sampling_flags(parser, "sampling", skip=engine.OF_SEVERAL, defaults=_DEFAULTS)
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    options = engine_options(namespace)
-    typed = sampling_options(namespace)
+    options = engine.engine_options(namespace)
+    typed = engine.sampling_options(namespace)
     prompt: Any = read_prompt(namespace.prompt, namespace.file)
     if namespace.image:
         images = [{"type": "image", "image": read_image(each)} for each in namespace.image]
@@ -75,12 +67,12 @@ def execute(namespace: argparse.Namespace) -> int:
     named = (("--output", namespace.output), ("--json", namespace.json))
     written = [(name, path) for name, path in named if path is not None and str(path) != STANDARD]
     read = [] if namespace.file is None else [("--file", Path(namespace.file))]
-    require_distinct(written, [*read, *model_files(options)])
+    require_distinct(written, [*read, *engine.model_files(options)])
     for _, path in written:
         if path.exists() and not path.is_file():
             raise UsageError(f"cannot write {path}: it is no regular file")
         require_writable(path, str(path))
-    with open_llm(options) as llm:
+    with engine.open_llm(options) as llm:
         params = SamplingParams.from_mapping(dict(llm.sampling_defaults) | _DEFAULTS | typed)
         inspection = llm.inspect(prompt, params)
     _write(namespace.output, inspection.to_html())

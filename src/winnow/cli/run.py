@@ -15,17 +15,7 @@ from winnow.batch.journal import SHARD, Checkpoint, journal_path, read_checkpoin
 from winnow.batch.reader import WHOLE, InputFile, Shard, read_lines
 from winnow.batch.records import Tally
 from winnow.batch.writer import OrderedWriter, OutputError, ResultWriter, StreamWriter
-from winnow.cli.flags.engine import (
-    UNFLAGGED,
-    add_engine_flags,
-    add_sampling_flags,
-    engine_options,
-    memory_line,
-    model_files,
-    open_llm,
-    sampling_note,
-    sampling_options,
-)
+from winnow.cli.flags import engine
 from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt import open_prompts
 from winnow.cli.screen.progress import Meter, add_progress_flag, open_progress
@@ -94,8 +84,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     text = "write the closing table as JSON too"
     parser.add_argument("--summary", metavar="FILE.json", type=Path, help=text)
     add_progress_flag(parser)
-    add_engine_flags(parser)
-    add_sampling_flags(parser, "sampling, for lines that do not say")
+    engine.add_engine_flags(parser)
+    engine.add_sampling_flags(parser, "sampling, for lines that do not say")
 
 
 @dataclass(frozen=True)
@@ -130,7 +120,7 @@ class _Plan:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    options, defaults = engine_options(namespace), sampling_options(namespace)
+    options, defaults = engine.engine_options(namespace), engine.sampling_options(namespace)
     _check_paths(namespace, options)
     tally = Tally()
     with open_prompts(namespace.prompts) as path:
@@ -199,11 +189,11 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
             return 0.0, EngineStats()
     with ExitStack() as stack:
         # The model first: nothing is overwritten for an engine that cannot start.
-        llm = stack.enter_context(open_llm(plan.options, quiet=plan.progress == "off"))
+        llm = stack.enter_context(engine.open_llm(plan.options, quiet=plan.progress == "off"))
         forecast = Forecast(sys.stderr if plan.progress != "off" else None)
         if plan.progress != "off":
-            print(memory_line(llm), file=sys.stderr)
-        note = sampling_note(llm, plan.defaults)
+            print(engine.memory_line(llm), file=sys.stderr)
+        note = engine.sampling_note(llm, plan.defaults)
         if note is not None and _leaves_sampling_out(plan.prompts.path):
             print(note, file=sys.stderr)
         stack.enter_context(_resumable(plan.output))
@@ -257,7 +247,7 @@ def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None
         written = [("OUT.jsonl", output), ("the journal", journal), ("the journal", draft_path(journal))]
     if namespace.summary is not None:
         written.append(("--summary", namespace.summary))
-    require_distinct(written, [("PROMPTS.jsonl", namespace.prompts), *model_files(options)])
+    require_distinct(written, [("PROMPTS.jsonl", namespace.prompts), *engine.model_files(options)])
     if str(output) != STANDARD:
         require_writable(output, str(output))
     if namespace.summary is not None:
@@ -272,7 +262,7 @@ def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, A
     del settings["model"]
     # Parameters that lines alone can set are in the input.
     sampling = json_value(SamplingParams.from_mapping(defaults))
-    flagged = {name: value for name, value in sampling.items() if name not in (*UNFLAGGED, "class")}
+    flagged = {name: value for name, value in sampling.items() if name not in (*engine.UNFLAGGED, "class")}
     assert not flagged.keys() & settings.keys(), "one would hide the other"
     found = fingerprint(prompts.sha256, locate_model(config.model), settings | flagged)
     return found | {INPUT_BYTES: prompts.num_bytes}

@@ -7,15 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from winnow.cli.flags.engine import (
-    add_engine_flags,
-    add_foreign_flags,
-    engine_lines,
-    engine_options,
-    foreign_values,
-    open_llm,
-    sampling_note,
-)
+from winnow.cli.flags import engine
 from winnow.cli.flags.options import add_flags, add_model_argument, given
 from winnow.errors import UsageError
 from winnow.extras import install_hint
@@ -51,8 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_flags(parser, ServerConfig, "server", common=_COMMON)
     # The bounds of the engine's queue are the server's, which counts prompts that are being tokenised too.
-    add_engine_flags(parser, skip=("max_queued_requests", "max_queued_tokens"))
-    add_foreign_flags(parser, vllm_names.SERVER)
+    engine.add_engine_flags(parser, skip=("max_queued_requests", "max_queued_tokens"))
+    engine.add_foreign_flags(parser, vllm_names.SERVER)
 
 
 def execute(namespace: argparse.Namespace) -> int:
@@ -67,7 +59,7 @@ def execute(namespace: argparse.Namespace) -> int:
     if key == "":  # as a variable that is made of a missing secret
         raise UsageError("WINNOW_API_KEY must hold a key, got ''; unset it to serve without keys")
     keys = Keys.of((*config.api_key, *filter(None, [key])), config.api_keys_file)
-    with bound_sockets(config) as sockets, open_llm(options, announce=True) as llm:
+    with bound_sockets(config) as sockets, engine.open_llm(options, announce=True) as llm:
         print("winnow: starting the server", file=sys.stderr, flush=True)
         with importing():
             from winnow.server.server import serve
@@ -82,8 +74,8 @@ def execute(namespace: argparse.Namespace) -> int:
         )
 
         def started(address: str) -> None:
-            lines = [*engine_lines(llm, service.names[0]), f"winnow: {Machine.here(llm.device)}"]
-            lines += filter(None, [sampling_note(llm, {"max_tokens": None})])
+            lines = [*engine.engine_lines(llm, service.names[0]), f"winnow: {Machine.here(llm.device)}"]
+            lines += filter(None, [engine.sampling_note(llm, {"max_tokens": None})])
             if config.dashboard and config.uds is None:
                 lines.append(f"winnow: a chat at {address}/chat, the dashboard at {address}/")
             for line in (*lines, f"winnow: listening on {address}"):
@@ -93,8 +85,8 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
-    options, values = engine_options(namespace), given(namespace, ServerConfig)
-    foreign = foreign_values(namespace, vllm_names.SERVER)
+    options, values = engine.engine_options(namespace), given(namespace, ServerConfig)
+    foreign = engine.foreign_values(namespace, vllm_names.SERVER)
     # Every form of tool calls has reasoning in it, so that flag comes first.
     for name in ("tool_call_parser", "reasoning_parser"):
         if foreign.get(name) in vllm_names.RESPONSE_TEMPLATES:
