@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from winnow.outputs import EngineStats, RequestOutput
+from winnow.vllm.metrics import read_counters, read_gauges
 
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
 _TTFT = (*_FIRST, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
@@ -152,20 +153,9 @@ class Metrics:
     def _families(
         self, stats: EngineStats, by_tenant: Mapping[str | None, tuple[int, int]]
     ) -> Iterator[Metric]:
-        used = stats.kv_bytes_used / stats.kv_bytes_budget if stats.kv_bytes_budget else 0.0
-        gauges: _Numbers = {
-            "num_requests_running": ("answers that hold KVs", stats.num_running),
-            "num_requests_waiting": ("answers that wait for a slot", stats.num_waiting),
-            "kv_cache_usage_perc": ("used part of the KV memory, 0 to 1", used),
-        }
         counters: _Numbers = {
-            "num_preemptions": ("answers that gave their KVs up for others", stats.num_preemptions),
-            "prompt_tokens": ("prompt tokens computed", stats.prompt_tokens),
-            "generation_tokens": ("tokens sampled", stats.generated_tokens),
+            **read_counters(stats),
             "prefix_cache_queries": ("prompt tokens looked for in the prefix cache", self.prefix_queries),
-            "prefix_cache_hits": ("prompt tokens found in the prefix cache", stats.cached_tokens),
-            "spec_decode_num_draft_tokens": ("tokens proposed", stats.num_draft_tokens),
-            "spec_decode_num_accepted_tokens": ("proposed tokens that were right", stats.num_accepted_tokens),
         }
         own_gauges: _Numbers = {
             "kv_bytes_used": ("bytes of KV memory in use", stats.kv_bytes_used),
@@ -208,7 +198,7 @@ class Metrics:
             }
         gauge, counter, own = GaugeMetricFamily, CounterMetricFamily, {"winnow_": self._labels}
         for kind, found, spaces in (
-            (gauge, gauges, self._spaces),
+            (gauge, read_gauges(stats), self._spaces),
             (counter, counters, self._spaces),
             (gauge, own_gauges, own),
             (counter, own_counters, own),
