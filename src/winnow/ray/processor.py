@@ -1,12 +1,4 @@
-"""A stage of Ray Data that answers rows, built and used as the LLM processors of Ray are (`ray.data.llm`).
-
-processor = build_processor(
-    ProcessorConfig({"model": "model.gguf", "kv_memory": "2GiB"}, concurrency=4),
-    preprocess=lambda row: {"prompt": row["text"], "sampling_params": {"max_tokens": 50}},
-    postprocess=lambda row: {"answer": row["generated_text"]},
-)
-processor(ray.data.read_parquet("s3://bucket/prompts/")).write_parquet("s3://bucket/answers/")
-"""
+"""A stage of Ray Data that answers rows, built and used as the LLM processors of Ray are (`ray.data.llm`)."""
 
 import asyncio
 import time

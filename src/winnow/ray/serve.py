@@ -1,7 +1,5 @@
 """Winnow's server as an application of Ray Serve, in the form of Ray's own for LLMs (`ray.serve.llm`).
 
-    serve.run(build_app({"model": "model.gguf", "kv_memory": "8GiB"}, max_replicas=4))
-
 Each replica has an engine and the server's ASGI app. What stands before them reads bodies alone: Ray's router goes by
 the prompt, and sends what begins alike to the same replica.
 """
