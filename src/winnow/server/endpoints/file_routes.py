@@ -31,7 +31,7 @@ def add_file_routes(app: FastAPI, batches: Batches) -> None:
             if purpose != "batch":
                 raise invalid("purpose", f"must be batch, got {purpose!r:.80}")
             name = (file.filename or "upload.jsonl")[:255]
-            record = await asyncio.to_thread(store.add_file, file.file, name, purpose, request.state.tenant)
+            record = await asyncio.to_thread(store.add_file, file.file, name, "batch", request.state.tenant)
         return JSONResponse(public(record))
 
     @add_route(app, "GET", FILES)
