@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -147,17 +147,23 @@ def execute(namespace: argparse.Namespace) -> int:
             key = namespace.api_key or os.environ.get("WINNOW_API_KEY")
             partner = _Remote(namespace.url, key, options.get("model"), typed)
         else:
-            llm, model = stack.enter_context(engine.open_llm(options)), options.get("model")
-            if model is not None and getattr(llm.tokenizer, "chat_template", None) is None:
-                raise UnsupportedModelError(
-                    f"model: {model} has no chat template, as base models have none: `winnow generate` continues a text"
-                )
+            llm = stack.enter_context(engine.open_llm(options))
+            _require_template(llm, options)
             partner = _Local(llm, engine.conversation_params(llm, _DEFAULTS, typed))
         log = None if namespace.session is None else ConversationLog(namespace.session)
         partner.session = namespace.session
         for line in (*partner.introduction(), "winnow: /help lists commands, /exit or Ctrl-D ends"):
             print(line, file=sys.stderr)
         return _talk(partner, namespace.system, text, images, log)
+
+
+def _require_template(llm: Any, options: Mapping[str, Any]) -> None:
+    own, model = getattr(llm.tokenizer, "chat_template", None), options.get("model")
+    # The file of a processor, where there is no template of the tokenizer.
+    if model is not None and not own and not any(engine.model_path(options).glob("*chat_template*")):
+        raise UnsupportedModelError(
+            f"model: {model} has no chat template, as base models have none: `winnow generate` continues a text"
+        )
 
 
 def _talk(
