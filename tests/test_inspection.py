@@ -200,7 +200,7 @@ def test_json_survives_a_round_trip(snapkv: Inspection) -> None:
     assert printed["policy"] == "snapkv"
     assert [token["id"] for token in printed["tokens"]] == [token.id for token in snapkv.tokens]
     assert printed["at_end"]["rows"] == [[list(row) for row in layer] for layer in snapkv.at_end.rows]
-    assert printed["report"]["kept"] == [list(layer) for layer in snapkv.kept]
+    assert printed["report"]["kept"] == [list(layer) for layer in snapkv.at_end.counts]
 
 
 VOID = {"meta", "br", "input", "link", "img"}
