@@ -33,6 +33,5 @@ def llms(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
         opened.append(FakeLLM(**options))
         return opened[-1]
 
-    for command in ("run", "generate"):
-        monkeypatch.setattr(f"winnow.cli.{command}.open_llm", open_fake)
+    monkeypatch.setattr("winnow.cli.flags.engine.open_llm", open_fake)
     return opened

@@ -27,7 +27,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def load(options: Any) -> Any:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(serve, "open_llm", load)
+    monkeypatch.setattr(serve.engine, "open_llm", load)
 
     def run(*arguments: Any) -> str:
         assert main(["serve", *map(str, arguments)]) == 2
