@@ -208,7 +208,7 @@ def conversation_params(llm: "LLM", defaults: Mapping[str, Any], typed: Mapping[
 
 
 def _sampled(params: SamplingParams) -> str:
-    limit = "the end of the context" if params.max_tokens is None else f"max_tokens {params.max_tokens}"
+    limit = "the end of the context" if params.max_tokens is None else f"{params.max_tokens} tokens"
     return (
         f"temperature {params.temperature:g}, top_p {params.top_p:g}, min_p {params.min_p:g}, up to {limit} "
         "(--temperature 0 takes the most probable token)"
