@@ -33,8 +33,6 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Options(RealModelOptions):
-    """The machine and the size of the work."""
-
     device: str = flag("cuda", choices=("cuda", "cpu"))
     small: bool = flag(False, "toy shapes and few prompts")
 
@@ -43,7 +41,6 @@ class Options(RealModelOptions):
         object.__setattr__(self, "name", self.name or ("seeds_small" if self.small else "seeds"))
 
     def size(self, whole: int, small: int) -> int:
-        """Return a number of the work."""
         return small if self.small else whole
 
     def open(self, model: str | Path, **own: Any) -> LLM:
@@ -161,7 +158,6 @@ PARTS: tuple[Part, ...] = (ruler, throughput, value_tier, batching, swapping)
 
 
 def study(options: Options) -> Iterator[Result]:
-    """Yield the page after each part."""
     tables: list[TextTable] = []
     numbers: list[dict[str, Any]] = []
     for part in PARTS:

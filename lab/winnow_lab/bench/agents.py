@@ -23,8 +23,6 @@ _WORDS = """the result of this call shows that file line order user table error 
 
 @dataclass(frozen=True)
 class AgentLoad(Flags):
-    """Conversations that are played, and their times."""
-
     num_sessions: int = flag(100, "conversations", least=1)
     num_turns: int = flag(20, "turns of each", least=1)
     system_tokens: int = flag(400, "of instructions that all conversations begin with, about", least=0)
@@ -60,7 +58,6 @@ class Played:
     """A turn as it went.
 
     Attributes:
-        messages: that were sent.
         new_tokens: of the prompt, those that are neither of the turn before nor of its answer.
     """
 
@@ -83,7 +80,6 @@ def agent_sessions(load: AgentLoad) -> tuple[str, list[list[AgentTurn]]]:
     generator = random.Random(load.seed)
 
     def words(tokens: int) -> str:
-        """About as many tokens of text."""
         return " ".join(generator.choices(_WORDS.split(), k=max(round(tokens / _TOKENS_PER_WORD), 1)))
 
     def turn(session: int, number: int) -> AgentTurn:
@@ -102,11 +98,7 @@ def agent_sessions(load: AgentLoad) -> tuple[str, list[list[AgentTurn]]]:
 async def play(
     client: LoadClient, load: AgentLoad, system: str, sessions: Sequence[Sequence[AgentTurn]]
 ) -> tuple[list[Played], float]:
-    """Play all conversations at once. Returns their turns, and the seconds that it took.
-
-    Raises:
-        WinnowError: the server does not answer at all.
-    """
+    """Play all conversations at once. Returns their turns, and the seconds that it took."""
     async with client.connect([{"role": "user", "content": "Are you there?"}]) as connection:
         room = asyncio.Semaphore(load.max_concurrency or len(sessions))
 

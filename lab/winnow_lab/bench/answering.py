@@ -51,12 +51,10 @@ class Answered:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first submission to the last token."""
         return self.steps[-1].seconds
 
     @property
     def answers(self) -> list[Sequence[int]]:
-        """Token ids, in the order of the requests."""
         return [output.outputs[0].token_ids for output in self.outputs]
 
     @property
@@ -66,7 +64,6 @@ class Answered:
 
     @property
     def kv_bytes_peak(self) -> int:
-        """Most bytes of the KV cache in use after a step."""
         return max(step.stats.kv_bytes_used for step in self.steps)
 
     @property
@@ -76,7 +73,6 @@ class Answered:
         return {part: after[part] - self.before.elapsed.get(part, 0.0) for part in after}
 
     def counted(self, counter: str) -> int:
-        """Increase of a counter of `EngineStats` over the run."""
         return int(getattr(self.steps[-1].stats, counter) - getattr(self.before, counter))
 
 

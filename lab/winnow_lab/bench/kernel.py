@@ -117,7 +117,6 @@ class Measurement:
         return None if self.flop_rate is None else self.flop_rate / self.limits.matmul
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, and what follows from them."""
         values = asdict(self)
         del values["limits"], values["unobserved"]
         derived = ("median", "bandwidth", "bandwidth_share", "flop_rate", "flop_share", "scores_cost")
@@ -135,8 +134,6 @@ class CacheFacts:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """Measurements of a run, and its caches by format."""
-
     machine: Machine
     caches: tuple[CacheFacts, ...]
     limits: Limits
@@ -144,11 +141,7 @@ class KernelReport:
 
 
 def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> KernelReport:
-    """Measure the machine's limits, then every operation on every backend; `progress` is called with what comes next.
-
-    Raises:
-        ConfigError: a backend does not run here, or the KVs do not fit into memory.
-    """
+    """Measure limits, then every operation on every backend; `progress` is called with what comes next."""
     formats = config.kv_formats
     backends = {
         kind: dict(_open(name, kernel_layout(config, codec_of(kind))) for name in config.attention_backend)

@@ -38,11 +38,7 @@ class KernelCase:
     def build(cls, config: KernelConfig, last_level_cache: int) -> "KernelCase":
         """Fill as many layers as hold four times `last_level_cache` bytes, at least two.
 
-        Args:
-            config: with one `kv_cache_dtype`.
-
-        Raises:
-            ConfigError: the device has not enough memory.
+        `config` has one `kv_cache_dtype`. Raises ConfigError where the device has not enough memory.
         """
         dtype, device = torch_dtype(config), torch_device(config)
         [kv_format] = config.kv_formats
@@ -79,12 +75,10 @@ class KernelCase:
 
     @property
     def cache(self) -> PagedCache:
-        """Memory and tables."""
         return self.local.paged
 
     @property
     def layers(self) -> int:
-        """Layers of distinct KVs."""
         return self.cache.pool.layout.num_layers
 
     @property
@@ -169,7 +163,6 @@ class KernelCase:
 
 
 def torch_dtype(config: KernelConfig) -> torch.dtype:
-    """The number format as torch names it."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype
 
@@ -186,7 +179,6 @@ def torch_device(config: KernelConfig) -> torch.device:
 
 
 def kernel_layout(config: KernelConfig, codec: PairCodec, layers: int = 1) -> CacheLayout:
-    """The layout of a cache that holds KVs so."""
     return CacheLayout.even(
         layers, config.kv_heads, config.head_dim, config.block_size, codec, num_accumulators=1
     )

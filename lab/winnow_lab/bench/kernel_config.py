@@ -13,8 +13,6 @@ _PREFILLS = 4
 
 @dataclass(frozen=True)
 class KernelConfig(StudyOptions):
-    """The shape of a batch over the paged cache, and who computes it."""
-
     attention_backend: tuple[str, ...] = flag(("auto",), f"of {', '.join(ATTENTION_BACKENDS)}")
     dtype: str = flag("bfloat16", "number format of queries and new KVs", choices=DTYPES[1:])
     kv_cache_dtype: tuple[str, ...] = flag(
@@ -56,7 +54,6 @@ class KernelConfig(StudyOptions):
 
     @property
     def prefill_batch(self) -> int:
-        """Sequences that prefill together."""
         return min(_PREFILLS, self.batch) if self.prefills is None else self.prefills
 
     @property

@@ -63,7 +63,6 @@ class Reading:
         return max((cls(call, buffer.nbytes) for call in calls), key=lambda each: each.rate(device))
 
     def rate(self, device: torch.device) -> float:
-        """Return bytes per second, the median of some calls."""
         return _rate(self.run, self.num_bytes, device)
 
 

@@ -94,11 +94,7 @@ def break_even(points: Sequence[Point]) -> float | None:
 
 
 def measure_preemption(llm: LLM, lengths: Sequence[int], repeat: int) -> list[Point]:
-    """Preempt requests of each length on an idle engine with a host tier, where the longest fits both.
-
-    For each length a prompt is computed, and its request preempted in the middle of its answer, in one way, then the
-    other.
-    """
+    """Preempt requests of each length on an idle engine with a host tier, where the longest fits both."""
     preempted = Preempted(llm)
     preempted.measure(min(lengths), 1)  # first steps are slower
     return [preempted.measure(length, repeat) for length in sorted(lengths)]

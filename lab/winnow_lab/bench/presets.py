@@ -31,17 +31,14 @@ class Workload:
 
     @property
     def sequence_tokens(self) -> int:
-        """Prompt and answer of one request."""
         return self.prompt_tokens + self.new_tokens
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of all answers."""
         return self.requests * self.new_tokens
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of all prompts and answers."""
         return self.requests * self.sequence_tokens
 
     def having(self, **numbers: int | None) -> Self:
@@ -97,8 +94,6 @@ class LlamaShape:
 
 @dataclass(frozen=True)
 class Preset:
-    """A model, its work, and KV memory for a number of whole sequences."""
-
     shape: LlamaShape
     workload: Workload
     dtype: str
@@ -126,7 +121,6 @@ PRESETS = {
 
 
 def model_cache() -> Path:
-    """Return the folder that caches the presets' models."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "winnow" / "bench"
 
 
@@ -134,12 +128,7 @@ def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
     """The least `kv_memory` in which `sequences` sequences of `num_kvs` KVs a row lie side by side, none evicted.
 
     It is the same for every eviction policy, so that all can be compared within the same bytes. The model is loaded
-    to be asked for its shape.
-
-    Raises:
-        ConfigError: KVs cannot be stored as the configuration says; the sequences are more than `max_num_seqs` lets
-            run, or longer than the model's limit.
-        UnsupportedModelError: the model cannot be loaded.
+    to be asked for its shape. Raises ConfigError where the sequences are too many or too long.
     """
     from winnow.cache import CacheSize
     from winnow.models import load_model

@@ -46,7 +46,6 @@ class PlayedTrace:
 
     @property
     def output_rate(self) -> float:
-        """Output tokens per second."""
         return self.counted["generated_tokens"] / self.seconds
 
     @property
@@ -58,7 +57,6 @@ class PlayedTrace:
         return sum(self.running) / len(self.running)
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers of its line, and those that they come from."""
         derived = ("output_rate", "preemptions_a_minute", "mean_running")
         values = asdict(self) | {"counted": dict(self.counted)}
         del values["running"]
@@ -94,7 +92,6 @@ def play(
 
 
 def pressure_table(played: Sequence[PlayedTrace], title: str, corner: str, notes: Sequence[str]) -> TextTable:
-    """A line per setting: batch, throughput, preemptions, latencies."""
     rows = tuple(
         (
             each.name,

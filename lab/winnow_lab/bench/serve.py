@@ -68,13 +68,9 @@ class LoadClient:
     """Client that sends requests to a server.
 
     Args:
-        url: of the server, without the endpoint's path.
         fields: of every request; a model that is None is whatever is served there.
         key: of the API; None: from the environment, where there is one.
         patience: seconds to wait for the first answer.
-
-    Attributes:
-        most_in_progress: requests at the same time.
     """
 
     def __init__(
@@ -96,11 +92,7 @@ class LoadClient:
     async def run(
         self, requests: Sequence[LoadRequest], times: Sequence[float], most: int | None = None
     ) -> tuple[list[Outcome], float]:
-        """Send all requests, each at its time, `most` at once. Returns what came of them, and the seconds that it took.
-
-        Raises:
-            WinnowError: the server does not answer at all.
-        """
+        """Send all requests, each at its time, `most` at once. Returns their outcomes, and seconds."""
         async with self.connect(requests[0].prompt) as client:
             room = asyncio.Semaphore(most or len(requests))
             start = time.perf_counter()
@@ -116,11 +108,7 @@ class LoadClient:
 
     @asynccontextmanager
     async def connect(self, prompt: Any) -> AsyncIterator[httpx.AsyncClient]:
-        """Open connections to the server, once it answers a prompt.
-
-        Raises:
-            WinnowError: it does not.
-        """
+        """Open connections to the server, once it answers a prompt; raises WinnowError where it does not."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with httpx.AsyncClient(limits=limits, timeout=None, headers=self._headers) as client:  # noqa: S113
             deadline = time.perf_counter() + self._patience
@@ -132,7 +120,6 @@ class LoadClient:
             yield client
 
     async def send(self, client: httpx.AsyncClient, request: LoadRequest) -> Outcome:
-        """Send a request, and return what came of it."""
         outcome = Outcome(time.perf_counter())
         self.in_progress += 1
         self.most_in_progress = max(self.most_in_progress, self.in_progress)

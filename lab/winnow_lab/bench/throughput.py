@@ -45,7 +45,6 @@ class Pass:
 
     @property
     def output_rate(self) -> float:
-        """New tokens per second."""
         return self.workload.output_tokens / self.seconds
 
     @property
@@ -62,7 +61,6 @@ class Pass:
         return max(self.running)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, and what follows from them."""
         values = asdict(self)
         del values["workload"], values["running"]
         derived = ("output_rate", "total_rate", "mean_running", "most_running")
@@ -87,7 +85,6 @@ class ThroughputReport:
         return _spread([each.parts[part] for each in self.passes])
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers by name."""
         names = ("seconds", "output_rate", "total_rate", "first_token_seconds")
         return {
             "workload": asdict(self.workload),
@@ -101,11 +98,7 @@ class ThroughputReport:
 def measure_throughput(
     llm: LLM, workload: Workload, vocab_size: int, repeat: int, on_step: OnStep
 ) -> ThroughputReport:
-    """Warm up with a tiny request, then do the work `repeat` times.
-
-    Raises:
-        InvalidRequestError: a request does not fit into the model's context or the KV memory.
-    """
+    """Warm up with a tiny request, then do the work `repeat` times."""
     prompts = workload.prompts(vocab_size)
     llm.generate(prompts[0][:_WARM_UP_TOKENS], fixed_length(2))
     passes = tuple(_once(llm, workload, prompts, on_step) for _ in range(repeat))

@@ -40,12 +40,7 @@ class TraceRequest:
     block_tokens: int = HASHED_TOKENS
 
     def prompt(self, vocab_size: int, seed: int) -> list[int]:
-        """Token ids with the trace's length; prompts begin alike as their `hash_ids` do.
-
-        Args:
-            vocab_size: ids are below it.
-            seed: of the blocks without a hash id; another for each request.
-        """
+        """Token ids with the trace's length; prompts begin alike as their `hash_ids` do. `seed` differs by request."""
         token_ids: list[int] = []
         for hash_id in self.hash_ids:
             token_ids += _tokens(f"block {hash_id}", vocab_size, self.block_tokens)
@@ -54,11 +49,7 @@ class TraceRequest:
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
-    """The first requests of a trace, `limit` of them or all, by arrival.
-
-    Raises:
-        ConfigError: the file is of no known format, or a line is damaged; says which.
-    """
+    """The first requests of a trace, `limit` of them or all, by arrival; a damaged line raises ConfigError."""
     if path.suffix not in (".csv", ".jsonl"):
         raise ConfigError(f"{path}: a trace is a .csv (Azure) or .jsonl (Mooncake) file")
     with path.open(encoding="utf-8", newline="") as lines:

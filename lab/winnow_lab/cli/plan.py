@@ -48,8 +48,6 @@ _NOT_PLANNED = ("kv_memory", "enable_prefix_caching", "prefix_store", *PREFIX_DI
 
 @dataclass(frozen=True)
 class DeviceOptions(Flags):
-    """The devices, and how weights lie on them."""
-
     gpu: tuple[str, ...] = flag(
         ("A100",), "names of data sheets; this: the machine at hand", aliases=("hardware",)
     )
@@ -70,8 +68,6 @@ class DeviceOptions(Flags):
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
-    """What is planned for."""
-
     batch: int | None = flag(None, "requests at once (default: what fits, max_num_seqs at most)", least=1)
     context: int | None = flag(None, "of prompt and answer (default: the model's, 4096 at most)", least=1)
     new_tokens: int | None = flag(None, "of each answer (default: 256, half the context at most)", least=1)
@@ -80,7 +76,6 @@ class Options(DeviceOptions):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow plan MODEL [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_model_argument(parser, "directory, config.json, GGUF file, or name", flag=True)
@@ -96,7 +91,6 @@ def add_engine_parts(parser: argparse.ArgumentParser, skip: tuple[str, ...]) -> 
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Plan, show, and return the exit code."""
     require_model(namespace, "plan")
     options = options_of(Options, namespace)
     most = given(namespace, SchedulerConfig).get("max_num_seqs")
@@ -130,11 +124,7 @@ def deployments(
     batch: int | None = None,
     price: float | None = None,
 ) -> "list[Deployment]":
-    """One per device and policy that was named.
-
-    Args:
-        batch: that an engine is to let run; None: what was typed, or its own default.
-    """
+    """One per device and policy named. `batch`: what an engine lets run; None: what was typed, or its default."""
     from winnow.models.load.automatic import SMALL, cpu_dtype, keeps_blocks
     from winnow_lab.plan.calibrate import calibrate
     from winnow_lab.plan.deployment import Deployment

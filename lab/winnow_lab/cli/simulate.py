@@ -43,8 +43,6 @@ _AMOUNTS = ("kv_memory", "kv_offloading_size", "prefix_store", *PREFIX_DISK)
 
 @dataclass(frozen=True)
 class Options(DeviceOptions):
-    """The trace, the fleet and what is asked of it."""
-
     trace: Path = flag(text="requests: .csv or .jsonl")
     limit: int | None = flag(None, "requests of the trace (default: all)", least=1)
     rate: float = flag(1.0, "times as dense as the trace")
@@ -74,7 +72,6 @@ class Options(DeviceOptions):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow simulate MODEL --trace FILE [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_model_argument(parser, "as for winnow plan", flag=True)
@@ -83,7 +80,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Simulate, show, and return the exit code."""
     require_model(namespace, "simulate")
     options = options_of(Options, namespace)
     trace = scaled(read_trace(options.trace, options.limit), tokens=options.scale_tokens, rate=options.rate)

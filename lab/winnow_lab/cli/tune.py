@@ -44,8 +44,6 @@ the score, relative to the full cache's.
 
 @dataclass(frozen=True)
 class TuneOptions(EngineFlags):
-    """Search space and objective."""
-
     prompts: Path = flag(text="lines as for winnow run", positional=True)
     agreement: float = flag(0.98, "mean agreement with the full cache's answers to keep", least=0)
     agree: str = flag(
@@ -84,7 +82,6 @@ class TuneOptions(EngineFlags):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = "winnow tune PROMPTS.jsonl [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_options(parser, TuneOptions)
@@ -148,11 +145,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def read_prompts(path: Path, max_tokens: int) -> "list[TunePrompt]":
-    """The prompts of a file.
-
-    Raises:
-        UsageError: it cannot be read, a line cannot be run, or there are fewer than two.
-    """
+    """Raises UsageError: the file cannot be read, a line cannot be run, or there are fewer than two prompts."""
     from winnow_lab.plan.tuning.measure import TunePrompt
 
     prompts = []

@@ -51,8 +51,6 @@ class Axis:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes with its lines."""
-
     title: str
     x: Axis
     y: Axis
@@ -60,16 +58,11 @@ class Panel:
 
 
 def can_draw() -> bool:
-    """Return whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def line_chart(panels: Sequence[Panel], title: str = "", columns: int = 2) -> "Figure":
-    """Return panels side by side, `columns` in a row. Lines with the same label look alike in all of them.
-
-    Raises:
-        WinnowError: matplotlib is not installed.
-    """
+    """Return panels side by side, `columns` in a row. Lines with the same label look alike in all of them."""
     rows = -(-len(panels) // columns)
     figure = _figure(min(columns, len(panels)), rows, title)
     labels = dict.fromkeys(line.label for panel in panels for line in panel.lines if not line.reference)
@@ -98,11 +91,7 @@ def line_chart(panels: Sequence[Panel], title: str = "", columns: int = 2) -> "F
 def heat_map(
     values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], y_label: str, x_label: str
 ) -> "Figure":
-    """Draw shares between 0 and 1 as a grid with the numbers in it: values[row][column].
-
-    Raises:
-        WinnowError: matplotlib is not installed.
-    """
+    """Draw shares between 0 and 1 as a grid with the numbers in it: values[row][column]."""
     figure = _figure(1, 1, "")
     axes = figure.add_subplot()
     image = axes.imshow(values, vmin=0.0, vmax=1.0, cmap="viridis", aspect="auto")
@@ -119,7 +108,6 @@ def heat_map(
 
 
 def save_figure(figure: "Figure", stem: Path) -> Path:
-    """Write `stem`.svg and return its path."""
     from matplotlib import rc_context
 
     path = stem.with_name(f"{stem.name}.svg")

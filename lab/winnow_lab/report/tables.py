@@ -55,7 +55,6 @@ class TextTable:
         return cls(title, corner, tuple(columns), entries, tuple(notes), tuple(words))
 
     def transposed(self) -> "TextTable":
-        """Return the table with rows and columns exchanged."""
         entries = zip_longest(*(entries for _, entries in self.rows), fillvalue="")
         rows = tuple(zip(self.columns, entries, strict=True))
         columns = tuple(name for name, _ in self.rows)
@@ -66,7 +65,6 @@ class TextTable:
         return self if len(self.rows) >= len(self.columns) else self.transposed()
 
     def markdown(self) -> list[str]:
-        """Return lines of Markdown: heading, table, notes."""
         rules = ["---" if place in self.words else "---:" for place in range(len(self.columns))]
         lines = [(self.corner, *self.columns), ("---", *rules), *((name, *row) for name, row in self.rows)]
         escaped = (
@@ -102,9 +100,7 @@ class Footnotes:
         self._numbers: dict[str, int] = {}
 
     def mark(self, text: str) -> str:
-        """Return the mark of `text`, such as [1]."""
         return f"[{self._numbers.setdefault(text, len(self._numbers) + 1)}]"
 
     def lines(self, also: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return all footnotes in order, then `also`."""
         return (*(f"[{number}] {text}" for text, number in self._numbers.items()), *also)

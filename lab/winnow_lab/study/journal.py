@@ -18,8 +18,6 @@ _logger = logging.getLogger(__name__)
 
 
 class Entry(Protocol):
-    """Entry of a journal."""
-
     def to_json(self) -> dict[str, Any]:
         """Return JSON values, from which it can be made again."""
 

@@ -31,14 +31,7 @@ def flag(default: Any = MISSING, text: str = "", **extra: Any) -> Any:
 
 @dataclass(frozen=True)
 class Flags:
-    """Options whose fields are flags."""
-
     def __post_init__(self) -> None:
-        """Check what each field's declaration demands.
-
-        Raises:
-            ConfigError: names flag, value and limit.
-        """
         for each in fields(self):
             found, least = getattr(self, each.name), each.metadata.get("least")
             entries = found if isinstance(found, tuple) else () if found is None else (found,)
@@ -51,8 +44,6 @@ class Flags:
 
 @dataclass(frozen=True)
 class StudyOptions(Flags):
-    """Flags of every study: where its results go."""
-
     json: Path | None = flag(None, "write every number to this file")
     output: Path | None = flag(None, "folder of NAME.md and NAME.json, and of figures", short=("-o",))
     name: str = flag("", "of the files in --output (default: the study's)")
@@ -69,8 +60,6 @@ class PageOptions(StudyOptions):
 
 @dataclass(frozen=True)
 class ModelOptions(StudyOptions):
-    """Flags of a study of one model."""
-
     model: str | None = flag(None, "directory or GGUF file (default: the demo model)")
     threads: int | None = flag(None, "of torch", least=1)
 
@@ -107,8 +96,6 @@ class EngineFlags(Flags):
 
 @dataclass(frozen=True)
 class EngineOptions(EngineFlags, StudyOptions):
-    """Flags of a study that takes all options of an engine, but for those that it chooses itself."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_written({"--json": self.json}, self.engine)
@@ -121,19 +108,13 @@ def default_model() -> str | None:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 
 def parse(
     kind: type[_Options], text: str, words: Sequence[str] | None = None, prog: str | None = None
 ) -> _Options:
-    """Read a command line. Flags that are unknown, shortened or out of range end the program with the reason.
-
-    Args:
-        text: what `--help` says before the flags.
-        words: None: those of this process.
-    """
+    """Read a command line (None: that of this process). `--help` begins with `text`; a mistyped flag ends the program."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=prog, description=text, formatter_class=form, allow_abbrev=False)
     add_options(parser, kind)
@@ -145,7 +126,6 @@ def parse(
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
-    """Declare the flags of options."""
     hints = get_type_hints(kind)
     for each in fields(kind):
         if "is_engine" not in each.metadata:
@@ -156,11 +136,6 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
 
 
 def options_of(kind: type[_Options], typed: argparse.Namespace) -> _Options:
-    """Return the options that were typed.
-
-    Raises:
-        ConfigError: names flag, value and limit.
-    """
     names = [each.name for each in fields(kind) if "is_engine" not in each.metadata]  # type: ignore[arg-type]
     own = {name: getattr(typed, name) for name in names}
     if issubclass(kind, EngineFlags):  # which may have options of names that the command uses itself

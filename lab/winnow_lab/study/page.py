@@ -22,9 +22,7 @@ def page(
 
     Args:
         heads: of `report_head`, one for each command and commit that measured something.
-        facts: sentences about the work.
         notes: what columns mean; Markdown that ends a line.
-        figures: pictures beside the page.
     """
     lines = [f"# {title}", ""]
     for head in heads:
@@ -46,7 +44,6 @@ def results_json(numbers: Mapping[str, Any], lists: Collection[str] = ("cells",)
 
 
 def _origin(head: Mapping[str, Any]) -> list[str]:
-    """Where numbers come from: the command as code, with a line below; ends with an empty line."""
     machine = head["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch_version']}"
     return [

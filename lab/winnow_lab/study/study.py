@@ -24,10 +24,6 @@ class Result:
     """What a study found.
 
     Attributes:
-        title: of the page.
-        facts: sentences about the work.
-        notes: what columns mean.
-        numbers: JSON values beside where they come from.
         lists: names of the numbers whose entries take a line each.
         figures: draw a figure, by what its file's name adds to the study's.
         ok: False: a promise was broken; the exit code is 1.
@@ -79,11 +75,7 @@ def as_command(
 
 
 def perform(options: _Options, measure: Callable[[_Options], Result | Iterable[Result]], name: str) -> int:
-    """Measure, show and write. Returns the exit code.
-
-    Raises:
-        UsageError: a file cannot be written, which is found before the work.
-    """
+    """Measure, show and write, once the files are found to be writable. Returns the exit code."""
     check_json_path(options.json)
     if options.output is not None:
         require_writable(options.output / f"{name}.md", f"-o {options.output}")

@@ -33,7 +33,6 @@ _LIKE_VLLM = ("throughput", "serve")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the benches and their arguments."""
     parser.usage = "winnow bench kernel|throughput|serve|agents|pressure [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     benches = parser.add_subparsers(
@@ -52,7 +51,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Measure, and return the exit code."""
     bench = BENCHES[namespace.bench]
     if namespace.bench in _LIKE_VLLM:
         check_foreign(namespace, vllm_names.BENCH)

@@ -42,8 +42,6 @@ examples:
 
 @dataclass(frozen=True)
 class Options(AgentLoad, EngineOptions):
-    """The load, and what it is sent to."""
-
     base_url: str | None = flag(None, "a server (default: an engine of this command's own)")
     served_model: str | None = flag(None, "the model's name there (default: the one served)")
     api_key: str | None = flag(None, "also from WINNOW_API_KEY or OPENAI_API_KEY")
@@ -57,13 +55,11 @@ class Options(AgentLoad, EngineOptions):
             raise UsageError("--check needs --check-url where --base-url names the server")
 
     def client(self, url: str) -> LoadClient:
-        """A client of a server."""
         asked = {"model": self.served_model, "temperature": 0.0, "ignore_eos": True}
         return LoadClient(url, CHAT, asked, self.api_key, self.ready_check_timeout)
 
 
 def measure(options: Options) -> Result:
-    """Play, and tell what was computed; not ok where turns failed or answers differ."""
     system, sessions = agent_sessions(options)
     engine: dict[str, Any] = {}
     with _server(options.base_url, dict(options.engine), engine) as url:

@@ -37,7 +37,6 @@ Options = KernelConfig
 
 
 def measure(config: KernelConfig) -> Result:
-    """Measure every operation on every backend."""
     from winnow_lab.bench.kernel import measure_kernels
 
     with Console(stderr=True).status("starting") as status:
@@ -54,7 +53,6 @@ def measure(config: KernelConfig) -> Result:
 
 
 def _facts(config: KernelConfig, report: "KernelReport") -> list[str]:
-    """Limits and shape, a line each."""
     limits = report.limits
     order = "scattered" if config.scatter else "contiguous"
     return [

@@ -42,8 +42,6 @@ _REPEAT = 3
 
 @dataclass(frozen=True)
 class Options(EngineOptions):
-    """Trace that is played, and settings to play it under."""
-
     trace: Path = flag(text="a recorded load: .csv or .jsonl", positional=True)
     sweep: str = flag(
         "watermark",
@@ -88,7 +86,6 @@ class Options(EngineOptions):
 
 
 def measure(options: Options) -> Result:
-    """Play the load under each setting."""
     from winnow_lab.bench.preemption import break_even, preemption_table
     from winnow_lab.bench.pressure import pressure_table
 
@@ -112,7 +109,6 @@ def measure(options: Options) -> Result:
 
 
 def _play(options: Options) -> "tuple[list[PlayedTrace], tuple[str, ...]]":
-    """What came of the load under each setting, and what the table's notes say."""
     from winnow_lab.bench.pressure import play
 
     played, load, budget = [], [], 0

@@ -36,8 +36,6 @@ examples:
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """Requests that are sent, and their times."""
-
     base_url: str = flag("http://127.0.0.1:8000", "the server")
     host: str | None = flag(None, "of the server, in place of --base-url")
     port: int | None = flag(None, "likewise", least=1)
@@ -77,11 +75,7 @@ class Options(StudyOptions):
 
     @property
     def limits(self) -> dict[str, float]:
-        """Milliseconds of goodput by metric.
-
-        Raises:
-            ConfigError: a pair is no limit.
-        """
+        """Milliseconds of goodput by metric; raises ConfigError where a pair is no limit."""
         limits = {}
         for pair in self.goodput:
             name, _, value = pair.partition(":")
@@ -94,7 +88,6 @@ class Options(StudyOptions):
 
 
 def measure(options: Options) -> Result:
-    """Send the load, and tell what came of it."""
     url = options.base_url
     if (options.host, options.port) != (None, None):
         url = f"http://{options.host or '127.0.0.1'}:{options.port or 8000}"
@@ -168,11 +161,6 @@ def arrivals(options: Options, requests: Sequence[LoadRequest]) -> list[float]:
 
 
 def _requests(options: Options) -> list[LoadRequest]:
-    """What is sent.
-
-    Raises:
-        UsageError, ConfigError: a file cannot be used.
-    """
     try:
         if options.trace is not None:
             trace = read_trace(options.trace, options.num_prompts)

@@ -42,8 +42,6 @@ _PROMPT, _ANSWER = ("input_len", "random_input_len"), ("output_len", "random_out
 
 @dataclass(frozen=True)
 class Options(EngineOptions):
-    """The work, and how often it is done."""
-
     preset: str | None = flag(None, "a model, its work and KV memory, by name", choices=tuple(PRESETS))
     requests: int | None = flag(None, "(default: the preset's, or 32)", least=1, aliases=("num_prompts",))
     prompt_tokens: int | None = flag(None, "random (default: the preset's, or 512)", least=1, aliases=_PROMPT)
@@ -62,13 +60,11 @@ class Options(EngineOptions):
 
     @property
     def workload(self) -> Workload:
-        """The preset's work, with what was typed in its place."""
         usual = Workload() if self.preset is None else PRESETS[self.preset].workload
         return usual.having(**{name: getattr(self, name) for name in vars(usual)})
 
 
 def measure(options: Options) -> Result:
-    """Open the engine, and do the work."""
     from winnow_lab.bench.throughput import measure_throughput
 
     # Passes repeat their prompts.

@@ -28,7 +28,6 @@ OTHERS = {"perplexity": perplexity, "lm-eval": lm_eval}
 
 
 def configure(parser: argparse.ArgumentParser, names: Mapping[str, str] = TASKS) -> None:
-    """Declare the tasks, of those names, and their arguments."""
     parser.usage = f"{parser.prog} TASK [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", dest="task", required=True, prog=parser.prog)
@@ -49,5 +48,4 @@ def configure(parser: argparse.ArgumentParser, names: Mapping[str, str] = TASKS)
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Evaluate, and return the exit code."""
     return OTHERS.get(namespace.task, task).execute(namespace)

@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from winnow.errors import UsageError
 from winnow_lab.cli.eval.options import EvalOptions, show_tables, show_work
 from winnow_lab.study import flag
 from winnow_lab.study.options import options_of
-
-if TYPE_CHECKING:
-    pass
 
 SUMMARY = "tasks of lm-evaluation-harness"
 ARGUMENTS = "--tasks A,B,... "
@@ -37,8 +34,6 @@ task files whose data may lie here too.
 
 @dataclass(frozen=True)
 class Options(EvalOptions):
-    """The tasks."""
-
     tasks: tuple[str, ...] = flag(text="names of tasks or groups")
     num_fewshot: int | None = flag(None, "worked examples (default: the task's own)", least=0)
     limit: int | None = flag(None, "documents of each task (default: all)", least=1)
@@ -53,7 +48,6 @@ class Options(EvalOptions):
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Evaluate, show, write, and return the exit code."""
     asked = options_of(Options, namespace)
     from winnow_lab.evaluate.cell import AWARE, plan_cells
     from winnow_lab.evaluate.likelihood import Keeping

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from winnow.outputs import EngineStats
     from winnow.values.eviction_request import Amount
     from winnow_lab.evaluate.cell import Cell
-    from winnow_lab.evaluate.runner import EvaluationProgress
     from winnow_lab.report.tables import TextTable
     from winnow_lab.study.journal import ResultJournal
 
@@ -35,12 +34,6 @@ RESULTS = ("results.json", "results.md")
 
 @dataclass(frozen=True)
 class EvalOptions(EngineFlags):
-    """Presets keeping how much, and where results go.
-
-    Attributes:
-        JOURNAL: name of the file that keeps finished answers.
-    """
-
     eviction: tuple[str, ...] = flag((), "presets to compare, see winnow policies (default: full alone)")
     kv_budget: tuple[int, ...] = flag((), "KVs kept per row on average, beside compressions", least=1)
     compression: tuple[float, ...] = flag((), "tokens judged per KV kept; 1: full (default: 4)", least=1)
@@ -50,14 +43,10 @@ class EvalOptions(EngineFlags):
     CHOSEN: ClassVar[tuple[str, ...]] = ("eviction", "compression", "kv_budget", "seed")
     # Compressions are reached only where nothing else holds more than they say.
     SHOWN: ClassVar[Mapping[str, Any]] = MappingProxyType({"kv_floor": 1})
-    JOURNAL: ClassVar[str] = ""
+    JOURNAL: ClassVar[str] = ""  # the file that keeps finished answers
 
     def __post_init__(self) -> None:
-        """Refuse places that would be found unusable only after the work, or hold what is read.
-
-        Raises:
-            UsageError: names the flag.
-        """
+        """Refuse places that would be found unusable only after the work, or hold what is read."""
         super().__post_init__()
         data: Path | None = getattr(self, "data", None)
         if data is not None and not data.is_dir():
@@ -76,7 +65,6 @@ class EvalOptions(EngineFlags):
 
     @property
     def amounts(self) -> "tuple[Amount, ...]":
-        """Of KVs that cells keep."""
         from winnow_lab.evaluate.cell import amounts_of
 
         compressions = self.compression or (() if self.kv_budget else (4.0,))
@@ -127,13 +115,7 @@ class EvalOptions(EngineFlags):
     def write_table(
         self, name: str, head: Mapping[str, Any], note: str, table: "TextTable", cells: Sequence[Any]
     ) -> None:
-        """Write the files of an evaluation of one table, where there is a folder.
-
-        Args:
-            name: of the command of `winnow eval`.
-            note: how the table is to be read.
-            cells: that have `to_json`.
-        """
+        """Write the files of an evaluation of one table, where there is a folder; `name` is that of the command."""
         if self.output is not None:
             values = {**head, "task": name, "cells": [cell.to_json() for cell in cells]}
             (self.output / RESULTS[0]).write_text(dump_json(values, indent=1) + "\n", encoding="utf-8")
@@ -153,13 +135,6 @@ def show_work(mode: str) -> "Iterator[Callable[[int, int, EngineStats, str], Non
                 progress.show(meter.snapshot(done, total, 0, stats, cell))
 
         yield show
-
-
-@contextmanager
-def show_evaluation(mode: str) -> "Iterator[Callable[[EvaluationProgress], None]]":
-    """Yield the function to call after each step of `evaluate`, which shows the progress when it is time."""
-    with show_work(mode) as show:
-        yield lambda now: show(now.done, now.total, now.stats, now.cell)
 
 
 def show_tables(head: dict[str, Any], amount: str, tables: "Iterable[TextTable]") -> None:

@@ -35,8 +35,6 @@ with those of other texts.
 
 @dataclass(frozen=True)
 class Options(EvalOptions):
-    """The windows of text."""
-
     tokens: int = flag(1024, "of a window", least=2)
     context: int | None = flag(None, "of them given, not predicted (default: half of them)", least=1)
     windows: int | None = flag(None, "from the front (default: the whole text)", least=1)
@@ -52,12 +50,10 @@ class Options(EvalOptions):
 
     @property
     def given(self) -> int:
-        """Tokens that are not predicted."""
         return self.context or self.tokens // 2
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Measure, show, write, and return the exit code."""
     asked = options_of(Options, namespace)
     from winnow_lab.evaluate.cell import AGNOSTIC, plan_cells
     from winnow_lab.evaluate.likelihood import Keeping

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from winnow.extras import install_hint
-from winnow_lab.cli.eval.options import EvalOptions, show_evaluation, show_tables
+from winnow_lab.cli.eval.options import EvalOptions, show_tables, show_work
 from winnow_lab.evaluate.prompt import CHAT_MODES
 from winnow_lab.evaluate.result import JOURNAL
 from winnow_lab.evaluate.tasks import Task
@@ -34,8 +34,6 @@ _QUERIES = {"aware": ("aware",), "agnostic": ("agnostic",), "both": ("aware", "a
 
 @dataclass(frozen=True)
 class Options(EvalOptions):
-    """Options for the prompts and for what policies see of them."""
-
     query: str = flag(
         "both", "whether policies judge the question too, or the context alone", choices=_QUERIES
     )
@@ -54,14 +52,12 @@ class Options(EvalOptions):
 
 
 def texts(task: Task) -> tuple[str, str]:
-    """What `--help` says before and behind the flags."""
     summary = f"{task.summary[:1].upper()}{task.summary[1:]}."
     described = EPILOG.format(categories=", ".join(task.categories)).replace("%", "%%")
     return DESCRIPTION.format(summary=summary), described
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Evaluate, show, write, and return the exit code."""
     asked = options_of(Options, namespace)
     from winnow_lab.evaluate.cell import plan_cells
     from winnow_lab.evaluate.plan import EvaluationPlan
@@ -79,8 +75,14 @@ def execute(namespace: argparse.Namespace) -> int:
         settings = settings_for(llm, **own)
         plan = EvaluationPlan(namespace.task, namespace.loaded, settings, cells, controls, asked.chat)
         head |= {"query": asked.query, "chat": plan.chat, "settings": plan.settings_json()}
-        with show_evaluation(asked.progress) as show:
-            found = evaluate(llm, plan, journal=asked.journal, overwrite=asked.overwrite, on_step=show)
+        with show_work(asked.progress) as show:
+            found = evaluate(
+                llm,
+                plan,
+                journal=asked.journal,
+                overwrite=asked.overwrite,
+                on_step=lambda now: show(now.done, now.total, now.stats, now.cell),
+            )
     show_tables(head, f"{found.prompts} prompts per cell", all_tables(found))
     if asked.output is not None:
         pictures = len(write_report(found, asked.output, head)) - 2
