@@ -10,7 +10,7 @@ from plain_settings import plain_settings
 
 from winnow.errors import EvaluationError
 from winnow_lab.evaluate.tasks.draws import chosen, distinct, shuffled
-from winnow_lab.evaluate.tasks.fit import check_lengths, largest_fitting
+from winnow_lab.evaluate.tasks.task import check_lengths, largest_fitting
 
 
 @given(

@@ -9,7 +9,7 @@ import pytest
 from winnow.errors import DatasetError, EvaluationError
 from winnow.metrics import score
 from winnow_lab.evaluate.tasks.task import TaskSettings
-from winnow_lab.tasks.gsm8k import GSM8K, GSM8K_FLEXIBLE
+from winnow_lab.tasks.shots import GSM8K, GSM8K_FLEXIBLE
 
 SETTINGS = TaskSettings(lambda text: len(text) // 4, lambda text, most: text, 8192)
 

@@ -12,7 +12,7 @@ from winnow.errors import DatasetError, EvaluationError
 from winnow.metrics import score
 from winnow_lab.evaluate.tasks.task import TaskSettings
 from winnow_lab.papers.judged import chat_mode
-from winnow_lab.tasks.summaries import SUMMARIES, SUMMARIES_ROUGE_2
+from winnow_lab.tasks.shots import SUMMARIES, SUMMARIES_ROUGE_2
 
 SETTINGS = TaskSettings(lambda text: len(text) // 4, lambda text, most: text, 8192)
 

@@ -121,8 +121,6 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 class Row(NamedTuple):
-    """A model class, and whether each engine serves it."""
-
     model_type: str
     class_name: str
     paged: str
@@ -130,7 +128,6 @@ class Row(NamedTuple):
 
     @property
     def line(self) -> str:
-        """As the table shows it."""
         paged, padded = (cell.replace(f"{self.class_name} is not supported: ", "") for cell in self[2:])
         reported = "the same" if paged == padded != "served" else padded
         return f"| `{self.model_type}` | `{self.class_name}` | {paged} | {reported} |"
@@ -234,7 +231,6 @@ def alike(found: list[list[Chosen]], wanted: list[list[Chosen]], tolerance: floa
 
 
 def answers(path: Path, engine: str, prompts: list[list[int]]) -> list[list[Chosen]]:
-    """Winnow's."""
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=1)
     with LLM(
         path, engine=engine, kv_memory="8MiB", max_model_len=128, prefill_chunk=16, max_num_seqs=8
@@ -248,7 +244,6 @@ def answers(path: Path, engine: str, prompts: list[list[int]]) -> list[list[Chos
 
 
 def attempt(model_type: str) -> Row:
-    """Try a class with both engines."""
     prompts = [random.Random(n).choices(range(3, VOCAB), k=n) for n in LENGTHS]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -316,7 +311,6 @@ def _send_attempt(model_type: str, send: Connection) -> None:
 
 
 def class_of(model_type: str) -> str:
-    """The name of the class that generates text."""
     named = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
     return named if isinstance(named, str) else named[0]
 
@@ -329,7 +323,6 @@ def _short(error: BaseException, path: Path | None = None) -> str:
 
 
 def page(rows: list[Row]) -> str:
-    """The table in Markdown."""
     paged = sum(row.paged == "served" for row in rows)
     padded = sum("served" in row for row in rows) - paged
     untried = sum("not tried" in row.paged and "served" not in row for row in rows)
@@ -363,15 +356,12 @@ _BY_HAND = "\n## Images\n"
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the study: the models to try, and the page to write."""
-
     model_types: tuple[str, ...] = flag((), "all, if none is given", positional=True)
     write: Path | None = flag(None, "write the table to this file")
     seconds: float = flag(120.0, "that a class may take", least=0)
 
 
 def main() -> None:
-    """Try what the command line names, or all."""
     options = parse(Options, __doc__)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(logging.CRITICAL)

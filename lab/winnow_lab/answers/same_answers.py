@@ -20,31 +20,55 @@ from typing import Any
 import torch
 
 from winnow import LLM, SamplingParams
-from winnow.config import WEIGHT_DTYPES
+from winnow.config import WEIGHT_DTYPES, EngineConfig
+from winnow.eviction import find_preset
 from winnow.inspect.page import Rows
-from winnow_lab.bench.presets import PRESETS, model_cache
-from winnow_lab.bench.work_options import WorkOptions, options_by_eviction
+from winnow_lab.bench.presets import PRESETS, Workload, kv_memory_for, model_cache
 from winnow_lab.report.tables import TextTable
-from winnow_lab.study import Result, flag, run_study
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 PLAIN: dict[str, Any] = {"attention_backend": "reference", "optimize": False}
 
 
 @dataclass(frozen=True)
-class Options(WorkOptions):
-    """The work, shorter than it is, and how it is computed."""
+class Options(StudyOptions):
+    """The work, shorter than it is, what evicts, and how it is computed."""
 
+    work: str = flag("w1", "model and work", choices=tuple(PRESETS))
     requests: int | None = flag(3, "prompts")
+    prompt_tokens: int | None = flag(None, "in place of the work's own")
     new_tokens: int | None = flag(24, "of an answer")
+    kv_seqs: int | None = flag(None, "KV memory, in whole sequences (default: the work's)")
+    eviction: tuple[str, ...] = flag(("full", "batch-max", "kv-compress-pd"), "presets of eviction")
+    compression: float = flag(4.0, "of those that evict")
     dtype: str = flag("float32", choices=("float32", "bfloat16", "float16"))
     weight_dtype: str = flag("auto", choices=WEIGHT_DTYPES)
     threads: int = flag(torch.get_num_threads(), "of torch", least=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.workload, "its numbers are checked"
+
+    @property
+    def workload(self) -> Workload:
+        own = {name: getattr(self, name) for name in ("requests", "prompt_tokens", "new_tokens")}
+        return PRESETS[self.work].workload.having(**own)
+
+    def by_eviction(self, common: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Options of `LLM` for each preset, `common` ones in them; all have the same KV memory."""
+        config = EngineConfig.from_options(common | {"compression": self.compression})
+        sequences = PRESETS[self.work].kv_seqs if self.kv_seqs is None else self.kv_seqs
+        common = common | {"kv_memory": kv_memory_for(config, sequences, self.workload.sequence_tokens)}
+        found = {}
+        for eviction in self.eviction:
+            find_preset(eviction)  # an unknown name is refused before anything is measured
+            own = {} if eviction == "full" else {"eviction": eviction, "compression": self.compression}
+            found[f"{eviction} {self.compression:g}x" if own else eviction] = common | own
+        return found
+
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer, and what is left of its prompt."""
-
     tokens: Sequence[int]
     logprobs: Sequence[float]
     """Of each token."""
@@ -69,8 +93,6 @@ def answer(options: dict[str, Any], prompts: list[list[int]], new_tokens: int) -
 
 @dataclass
 class Agreement:
-    """What two sides have in common."""
-
     tokens: int = 0
     equal_tokens: int = 0
     kvs: int = 0
@@ -84,7 +106,6 @@ class Agreement:
 
     @classmethod
     def of(cls, ours: Sequence[Answered], plain: Sequence[Answered]) -> "Agreement":
-        """Count over all answers."""
         found = cls()
         for one, other in zip(ours, plain, strict=True):
             found._add(one, other)
@@ -108,7 +129,6 @@ class Agreement:
 
 
 def table(title: str, found: dict[str, Agreement]) -> TextTable:
-    """A line for each configuration."""
     columns: dict[str, Callable[[Agreement], str]] = {
         "equal tokens": lambda each: f"{each.equal_tokens:,} of {each.tokens:,}",
         "KVs in common": lambda each: f"{each.shared_kvs:,} of {each.kvs:,}",
@@ -119,13 +139,12 @@ def table(title: str, found: dict[str, Agreement]) -> TextTable:
 
 
 def study(options: Options) -> Result:
-    """Every configuration on both sides."""
     torch.set_num_threads(options.threads)
     preset, work, found = PRESETS[options.work], options.workload, {}
     model = str(preset.shape.save(model_cache()))
     common = {"model": model, "dtype": options.dtype, "weight_dtype": options.weight_dtype}
     prompts = work.prompts(preset.shape.vocab_size)
-    for name, case in options_by_eviction(options, common).items():
+    for name, case in options.by_eviction(common).items():
         ours = answer(case, prompts, work.new_tokens)
         found[name] = Agreement.of(ours, answer(case | PLAIN, prompts, work.new_tokens))
         print(f"{name}: done", file=sys.stderr, flush=True)

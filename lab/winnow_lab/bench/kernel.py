@@ -82,7 +82,6 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """Seconds."""
         return statistics.median(self.seconds)
 
     @property

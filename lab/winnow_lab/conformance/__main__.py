@@ -95,8 +95,6 @@ CLIENTS = {
 
 @dataclass(frozen=True)
 class Options(Flags):
-    """The client, and where it lies."""
-
     client: str = flag(positional=True, choices=CLIENTS)
     model: str | None = flag(None, "directory or GGUF file (default: the demo model)")
     environments: Path = flag(Path("runs/conformance"))
@@ -104,7 +102,6 @@ class Options(Flags):
 
 
 def main() -> int:
-    """Run the client that was named, and return its exit code."""
     options = parse(Options, __doc__, prog="python -m winnow_lab.conformance")
     client, python = CLIENTS[options.client], options.python
     if python is None:

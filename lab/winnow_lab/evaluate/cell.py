@@ -16,7 +16,6 @@ QUERIES = (AWARE, AGNOSTIC)
 
 
 def amounts_of(compressions: Iterable[float] = (), kv_budgets: Iterable[int] = ()) -> tuple[Amount, ...]:
-    """An amount for each."""
     return (*map(Amount, compressions), *(Amount(kv_budget=each) for each in kv_budgets))
 
 
@@ -47,7 +46,6 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """The name without the query mode, for tables that say it above."""
         if self.is_full:
             return "full cache"
         return f"{self.preset} {self.amount.label}".rstrip()
@@ -83,13 +81,7 @@ def plan_cells(
     controls beside them.
 
     A preset that decides itself how much it keeps gets one cell per query mode, and no controls. A policy that is no
-    preset is called as its score's class is, with a number where there are several.
-
-    Args:
-        presets: also the names of `VARIANTS`.
-
-    Raises:
-        EvaluationError: no such preset or query mode.
+    preset is called as its score's class is, with a number where there are several. Names of `VARIANTS` are presets.
     """
     own: dict[str, EvictionPolicy] = {}
     names = []
@@ -115,7 +107,6 @@ def plan_cells(
 
 
 def engine_needs(cells: Iterable[Cell]) -> dict[str, Any]:
-    """The engine options that all of the cells need together."""
     policies = [cell.policy for cell in cells]
     return {
         "num_accumulators": max((policy.score.num_accumulators for policy in policies), default=0),

@@ -66,7 +66,6 @@ class Likelihood:
 
     @property
     def total(self) -> float:
-        """Log probability of the whole continuation."""
         return sum(self.logprobs)
 
 
@@ -92,12 +91,9 @@ def score_pairs(
 
     Args:
         keeping: what stays of each context; None: the full cache.
-        on_step: called after every step of the engine.
 
     Raises:
-        EvaluationError: a pair lacks context or continuation.
         InvalidRequestError: the engine cannot take one of the pairs; says which, and none is computed.
-        RequestFailedError: the model's logits are not finite.
     """
     for index, pair in enumerate(pairs):
         if not pair.context or not pair.continuation:

@@ -32,13 +32,11 @@ class WindowScore:
     """One window under one way of keeping KVs.
 
     Attributes:
-        name: of the way.
         window: its place in the text.
         nats: negative log-likelihood of the forced tokens together.
         tokens: how many were forced.
         mean_kept: KVs per row at the window's end.
         kv_bytes: of the blocks that held them.
-        rounds: of eviction.
     """
 
     name: str
@@ -50,7 +48,6 @@ class WindowScore:
     rounds: int
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
         return asdict(self)
 
     @classmethod
@@ -77,7 +74,6 @@ class Perplexity:
 
     @property
     def tokens(self) -> int:
-        """Number of forced tokens, which are those that count."""
         return sum(score.tokens for score in self.scores)
 
     @property
@@ -105,7 +101,6 @@ class Perplexity:
         return Change(ratio, ratio * stdev(more) / math.sqrt(len(more)) if len(more) > 1 else None)
 
     def to_json(self) -> dict[str, Any]:
-        """Every number, and what follows from them."""
         if self.refusal is not None:
             return {"name": self.name, "refused": self.refusal}
         return {
@@ -131,14 +126,11 @@ def measure_perplexity(
 
     Args:
         windows: all of one length, see `winnow_lab.evaluate.wikitext.cut_windows`.
-        keepings: by name.
         known: scores of an earlier call, which are not computed again.
-        on_score: called with every new score as soon as it is there.
         on_step: called after every step of the engine, with the number of scores that are there and the name of the way
             that is being measured.
 
     Raises:
-        EvaluationError: a window lacks context or continuation.
         InvalidRequestError: the engine refuses every way; says why it refuses the first.
     """
     scores = {(score.name, score.window): score for score in known}
@@ -173,7 +165,6 @@ def windows_identity(llm: LLM, windows: Sequence[Pair]) -> Fingerprint:
 
 
 def window_journal(llm: LLM, windows: Sequence[Pair], path: Path) -> ResultJournal[WindowScore]:
-    """Open the journal of these windows' scores under this engine; errors are those of `ResultJournal`."""
     return ResultJournal(path, windows_identity(llm, windows), WindowScore.from_json, answers_alone=True)
 
 

@@ -25,7 +25,6 @@ class EvaluationPlan:
     """A task, how much of it, and the cells to run it in.
 
     Attributes:
-        name: the task's, for titles and messages.
         cells: `plan_cells` makes them.
         controls: presets among the cells that say which categories are uninformative.
         chat: "auto", "on" or "off"; see `PromptMaker`.
@@ -57,7 +56,6 @@ class EvaluationPlan:
         return tuple(dict.fromkeys(name for name in (*self.task.categories, *found) if name in found))
 
     def settings_json(self) -> dict[str, Any]:
-        """The task's settings as JSON values."""
         values = {name: value for name, value in vars(self.settings).items() if name not in _OF_THE_MODEL}
         return values | {"data": None if self.settings.data is None else str(self.settings.data)}
 

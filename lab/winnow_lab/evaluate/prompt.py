@@ -34,12 +34,7 @@ class Prompt:
 class PromptMaker:
     """Maker of prompts for a model.
 
-    Args:
-        tokenizer: the model's.
-        chat: whether prompts go through its chat template; "auto": where the sample says so.
-
-    Raises:
-        EvaluationError: there is no tokenizer, no such mode, or no chat template where every prompt needs one.
+    `chat` says whether they go through its chat template; "auto": where the sample says so.
     """
 
     def __init__(self, tokenizer: Any, chat: str = "auto") -> None:
@@ -52,11 +47,6 @@ class PromptMaker:
         self._chat = chat
 
     def make(self, sample: Sample, question: Question) -> Prompt:
-        """The prompt of one question.
-
-        Raises:
-            EvaluationError: the model has no chat template for a sample that needs one, or one that changes the text.
-        """
         if self._chat == "on" or (self._chat == "auto" and sample.chat):
             before, after, tail = self._render(sample, question)
             whole = self._encode(before + after + tail)

@@ -79,9 +79,6 @@ def make_requests(
     One question: one request, its answers being the cells. Several questions on a context that is judged without them:
     one request per cell, its answers being the questions, so that the context is computed and compressed once. Several
     questions, each judged with the context: one request per question.
-
-    Raises:
-        EvaluationError: no context to judge without the question.
     """
     if len(prompts) > 1 and _shares_context(cells[0], prompts):
         for cell in cells:
@@ -156,7 +153,6 @@ def _context(sample: Sample, context_tokens: int) -> int:
 
 
 def outcome_of(llm: LLM, request: EvalRequest, answer: SubAnswer, output: CompletionOutput) -> Outcome:
-    """The outcome of one answer of a request."""
     question = request.sample.questions[answer.question]
     token_ids = output.token_ids[answer.forced :][: question.max_tokens]
     text = output.text
@@ -194,7 +190,6 @@ def _achieved(llm: LLM, request: EvalRequest, cell: Cell, report: EvictionReport
 
 
 def until_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stop strings."""
     found = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(found)] if found else text
 

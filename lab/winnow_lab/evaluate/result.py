@@ -30,12 +30,9 @@ class Outcome:
         cell: `Cell.name`.
         sample: `Sample.name`.
         question: its place among the sample's questions.
-        category: the sample's.
         length: tokens asked for; None where the task's length is not free.
         score: 0..1.
-        answer: the text that was scored.
         prompt_tokens: of context and question.
-        answer_tokens: of the answer.
         achieved_compression: tokens of what the policy judged per KV kept of them; None if the answer ended before
             they were cut.
         kv_bytes: of the blocks that the sequence held when its answer ended.
@@ -55,11 +52,9 @@ class Outcome:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Cell, sample and question."""
         return self.cell, self.sample, self.question
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
         return asdict(self)
 
     @classmethod
@@ -91,7 +86,6 @@ class CellResult:
 
     @property
     def scores(self) -> dict[str, list[float]]:
-        """Every score, by category."""
         found: dict[str, list[float]] = {}
         for outcome in self.outcomes:
             found.setdefault(outcome.category, []).append(outcome.score)
@@ -138,16 +132,13 @@ class Evaluation:
 
     @property
     def full(self) -> CellResult | None:
-        """The reference, unless it was refused."""
         return next((each for each in self.results if each.cell.is_full and each.outcomes), None)
 
     @property
     def queries(self) -> tuple[str, ...]:
-        """The query modes of the cells."""
         return tuple(dict.fromkeys(each.cell.query for each in self.results if each.cell.query is not None))
 
     def compared(self, query: str | None, amount: Amount) -> list[CellResult]:
-        """The cells of a query mode and amount."""
         wanted = (query, amount)
         return [each for each in self.results if (each.cell.query, each.cell.amount) == wanted]
 
@@ -170,7 +161,6 @@ class Evaluation:
         return _mean(map(result.score, self.categories))
 
     def to_json(self) -> dict[str, Any]:
-        """Every number, and what follows from them."""
         return {
             "task": self.task,
             "categories": list(self.categories),
@@ -210,12 +200,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def uninformative_categories(
     categories: Sequence[str], full: ScoreOf, controls: Mapping[str, ScoreOf]
 ) -> dict[str, str]:
-    """Uninformative categories, each with the reason.
-
-    Args:
-        full: the full cache's score of a category.
-        controls: by preset, its scores in the query mode and at the compression in question.
-    """
+    """Uninformative categories, each with why; `full` and `controls`, by preset, give a category's score."""
     marks = {}
     for category in categories:
         reference = full(category)

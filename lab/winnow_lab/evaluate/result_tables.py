@@ -24,7 +24,6 @@ UNINFORMATIVE = "*"
 
 
 def query_label(query: str) -> str:
-    """What a query mode means, for titles."""
     return (
         "query-agnostic (judged before the question)" if query == AGNOSTIC else "query-aware (question seen)"
     )
@@ -54,7 +53,6 @@ def mean_table(evaluation: Evaluation, query: str) -> TextTable:
 
 
 def category_table(evaluation: Evaluation, query: str, amount: Amount) -> TextTable:
-    """Scores by category in a query mode at an amount, beside the full cache."""
     full = evaluation.full
     compared = [*([full] if full else []), *evaluation.compared(query, amount)]
     marked = evaluation.marks(query, amount)
@@ -95,7 +93,6 @@ class ShownEvaluation(Evaluation):
 
 
 def all_tables(evaluation: Evaluation) -> list[TextTable]:
-    """Every table: for each query mode the means, then lengths, then categories."""
     tables = []
     for query in evaluation.queries:
         tables.append(mean_table(evaluation, query))
@@ -106,7 +103,6 @@ def all_tables(evaluation: Evaluation) -> list[TextTable]:
 
 
 def full_table(evaluation: Evaluation) -> TextTable:
-    """The full cache alone, where nothing else was asked for."""
     full = evaluation.results[0]
     marked = evaluation.marks(None, full.cell.amount)
     rows = _category_rows(evaluation, [full], None, full.cell.amount, marked)
@@ -195,11 +191,7 @@ def _bytes(held: float | None) -> str:
 
 
 def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
-    """Write every picture into `directory`, as PNG and SVG, maps into its folder `maps`; returns their paths.
-
-    Raises:
-        WinnowError: matplotlib is not installed.
-    """
+    """Write every picture into `directory` as SVG, maps into its folder `maps`; returns their paths."""
     scores = score_chart(evaluation)
     paths = [] if scores is None else [save_figure(scores, directory / "score")]
     if len(evaluation.lengths) > 1 and len(evaluation.categories) > 1:
@@ -212,11 +204,7 @@ def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
 
 
 def score_chart(evaluation: Evaluation) -> "Figure | None":
-    """Scores over the compression reached, a panel for each query mode; None: nothing is informative.
-
-    Raises:
-        WinnowError: matplotlib is not installed.
-    """
+    """Scores over the compression reached, a panel for each query mode; None: nothing is informative."""
     panels = [panel for query in evaluation.queries if (panel := _curves(evaluation, query)) is not None]
     return line_chart(panels, f"{evaluation.task}: mean score") if panels else None
 
@@ -270,32 +258,24 @@ that the full cache itself does not answer (below 0.1), is uninformative: it is 
 
 
 def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any]) -> list[Path]:
-    """Write results.json, results.md and, where matplotlib is installed, the pictures; returns their paths.
-
-    Args:
-        head: what both files begin with: `command`, `date`, `commit`, `machine` and the settings.
-    """
+    """Write results.json, results.md and, where matplotlib is installed, the pictures; returns their paths."""
     results, tables = directory / RESULTS, directory / TABLES
     results.write_text(dump_json({**head, **evaluation.to_json()}, indent=1) + "\n", encoding="utf-8")
     pictures = draw(evaluation, directory) if can_draw() else []
-    shown = [str(path.relative_to(directory)) for path in pictures if path.suffix == ".svg"]
+    shown = [str(path.relative_to(directory)) for path in pictures]
     tables.write_text("\n".join(_markdown(evaluation, head, shown)) + "\n", encoding="utf-8")
     return [results, tables, *pictures]
 
 
-def largest_error(prompts: int) -> float:
-    """The largest standard error that a mean of `prompts` numbers between 0 and 1 can have."""
-    return 0.5 / math.sqrt(prompts)
-
-
 def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: Sequence[str]) -> list[str]:
+    error = 0.5 / math.sqrt(evaluation.prompts)  # of a mean of numbers between 0 and 1, at most
     lines = [
         f"# winnow eval {evaluation.task}",
         "",
         *origin(head),
         f"- model: {head['model']}",
         f"- {evaluation.prompts} prompts per cell: the standard error of a mean over all of them is at most "
-        f"{largest_error(evaluation.prompts):.2f}; all cells see the same prompts, so differences are known better",
+        f"{error:.2f}; all cells see the same prompts, so differences are known better",
         "",
         _QUERY_AWARE,
         "",

@@ -43,16 +43,9 @@ def evaluate(
     """Run a task in all cells of a plan.
 
     Args:
-        llm: greedy answers are asked of it; its KV memory and batch sizes are its own.
         journal: file that outcomes are added to as they come. What it holds already is not computed again.
-        overwrite: start the journal afresh.
         on_step: called after every step of the engine. What it raises ends the evaluation; the journal keeps what is
             done.
-
-    Raises:
-        EvaluationError: the settings do not suit task or model, the journal is of another evaluation, or no cell can be
-            run, or the full cache answers nothing.
-        DatasetError: a file of the task is missing or malformed.
     """
     samples = plan.make_samples()
     for metric in {question.metric for sample in samples for question in sample.questions}:
@@ -80,8 +73,6 @@ def evaluate(
 
 
 class _Run:
-    """The state of one call of `evaluate`."""
-
     def __init__(
         self,
         llm: LLM,
@@ -109,11 +100,7 @@ class _Run:
         self._done = sum(outcome.cell in names for outcome in self.outcomes.values())
 
     def answer_all(self) -> None:
-        """Submit what is missing and step the engine until nothing is left, the full cache first.
-
-        Raises:
-            EvaluationError: the full cache answers nothing, so that nothing can be learnt of policies.
-        """
+        """Submit what is missing and step the engine until nothing is left, the full cache first."""
         full = [cell for cell in self._cells if cell.is_full]
         self._answer(full)
         others = [cell for cell in self._cells if not cell.is_full]
@@ -138,13 +125,11 @@ class _Run:
             self._report_progress()
 
     def abandon(self) -> None:
-        """Leave nothing half done in the engine."""
         for request_id in self._in_flight:
             self._llm.abort(request_id)
         self._in_flight.clear()
 
     def result(self, cell: Cell) -> CellResult:
-        """A cell's outcomes, in the order of the samples."""
         if cell in self._refusals:
             return CellResult(cell, (), self._refusals[cell])
         keys = [(cell.name, s.name, place) for s in self._samples for place in range(len(s.questions))]

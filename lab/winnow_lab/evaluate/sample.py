@@ -13,8 +13,6 @@ class Question:
             through a chat template, else right behind `text`.
         references: accepted answers; some metrics ask for all of them instead of any.
         metric: a key of `winnow.metrics.METRICS`.
-        max_tokens: most tokens of the answer.
-        stop: strings that end the answer.
         classes: every class name there is, for metrics that need to know.
     """
 

@@ -15,9 +15,6 @@ def wikitext(directory: Path | None = None) -> str:
     """Return the test split in `directory`, as published: words apart by spaces, rare ones replaced by <unk>.
 
     None: its first four articles, which ship with Winnow.
-
-    Raises:
-        DatasetError: there is no such file, or it holds no text.
     """
     place = shipped("wikitext2") if directory is None else directory
     name = next((name for name in _NAMES if has_file(place, name)), _NAMES[0])
@@ -32,13 +29,7 @@ def cut_windows(tokenizer: Any, text: str, length: int, context: int, most: int 
     """Windows of `length` tokens, one after the other: the first `context` are given, the others are to be predicted.
 
     Where the tokenizer puts a token at the beginning of texts, it does so in every window, and it is part of `context`.
-    What is left at the end and fills no window is left out.
-
-    Args:
-        most: number of windows from the front; None: all.
-
-    Raises:
-        EvaluationError: `context` is not between 1 and `length` - 1, or the text fills no window.
+    What is left at the end and fills no window is left out. `most` windows from the front are cut; None: all.
     """
     if not 1 <= context < length:
         raise EvaluationError(

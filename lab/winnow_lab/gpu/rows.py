@@ -100,7 +100,6 @@ class Work:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The configuration, as config.json has it."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",

@@ -41,8 +41,6 @@ change over the full cache's, mean over windows.
 
 @dataclass(frozen=True)
 class Options(RealModelOptions):
-    """The work, and sizes of blocks."""
-
     sizes: tuple[int, ...] = flag((1, 2, 4, 8, 16, 32, 64, 128), "slots of a block", least=1)
     requests: int = flag(32, least=1)
     tokens: int = flag(800, "of a prompt, on average", least=2)
@@ -88,7 +86,6 @@ def prompts_of(llm: LLM, typed: Options) -> list[list[int]]:
 
 
 def answer(llm: LLM, prompts: Sequence[list[int]], typed: Options, cell: Cell) -> Answered:
-    """Answer all prompts."""
     keeping, chance = Keeping.of(cell), Random(typed.seed)
     own = {"eviction": keeping.policy, "compression": keeping.amount.compression}
     lengths = [chance.randint(1, 2 * typed.new_tokens - 1) for _ in prompts]
@@ -102,11 +99,7 @@ def answer(llm: LLM, prompts: Sequence[list[int]], typed: Options, cell: Cell) -
 def measure(
     typed: Options, size: int, cells: Sequence[Cell], scored: Sequence[Cell]
 ) -> tuple[dict[str, Answered], dict[str, Perplexity]]:
-    """Answer under each cell with blocks of one size, and score windows under those of `scored`.
-
-    Raises:
-        ConfigError, UnsupportedModelError: the engine does not take blocks of this size.
-    """
+    """Answer under each cell with blocks of one size, and score windows under those of `scored`."""
     with LLM(
         typed.model,
         dtype=typed.dtype,
@@ -159,7 +152,6 @@ def table(
 
 
 def study(typed: Options) -> Iterator[Result]:
-    """All sizes in turn, some times."""
     cells = plan_cells([typed.eviction], amounts_of([typed.compression]), [AGNOSTIC])
     runs: dict[int, list[dict[str, Answered]]] = {}
     scores: dict[int, dict[str, Perplexity]] = {}

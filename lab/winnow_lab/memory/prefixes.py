@@ -27,8 +27,6 @@ from winnow_lab.study import ModelOptions, Result, flag, run_study
 
 @dataclass(frozen=True)
 class Options(ModelOptions):
-    """The system prompt and its requests; the document and its questions."""
-
     kv_memory: str = flag("1GiB")
     requests: int = flag(64, "that share a system prompt", least=1)
     system: int = flag(2000, "tokens of the system prompt", least=1)
@@ -71,7 +69,6 @@ def shared_system_prompt(options: dict[str, Any], requests: int, system: int, ta
 
 
 def document(options: dict[str, Any], sample: Sample) -> Measured:
-    """The questions of a document, one after the other."""
     with LLM(**options) as llm:
         make = PromptMaker(llm.tokenizer, "off").make
 
@@ -103,7 +100,6 @@ def _measured(llm: LLM, run: Callable[[], list[RequestOutput]]) -> tuple[Measure
 
 
 def one_document(options: dict[str, Any], typed: Options) -> Sample:
-    """The document with its questions."""
     with LLM(**options) as llm:
         tokens, categories = (typed.tokens,), (typed.category,)
         settings = settings_for(
@@ -131,7 +127,6 @@ def table(title: str, rows: dict[str, Measured]) -> TextTable:
 
 
 def study(typed: Options) -> Result:
-    """Both tables."""
     plain: dict[str, Any] = {"model": typed.model, "kv_memory": typed.kv_memory, "kv_floor": 1}
     plain |= {"threads": typed.threads}
     caches = {"without": {"enable_prefix_caching": False}, "with": {}}

@@ -41,8 +41,6 @@ BLOCK_SIZES = (1, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """The requests, and the pool."""
-
     requests: int = flag(32, least=1)
     scale: int = flag(8, "lengths, blocks and chunks are divided by it", least=1)
     seqs: int = flag(4, "sequences of the longest kind in the pool", least=1)
@@ -53,8 +51,6 @@ class Options(StudyOptions):
 
 @dataclass(frozen=True)
 class Workload:
-    """A line of the paper's table."""
-
     name: str
     mean_len: int
     max_len: int
@@ -94,7 +90,6 @@ def lengths(workload: Workload, requests: int, scale: int, seed: int) -> list[in
 
 
 def of_trace(path: Path, max_len: int) -> Workload:
-    """The requests of a trace that are no longer than that."""
     sizes = tuple((each.prompt_tokens, each.output_tokens) for each in read_trace(path))
     sizes = tuple(size for size in sizes if sum(size) <= max_len)
     return Workload(path.stem, round(fmean(map(sum, sizes))), max_len, sizes=sizes)

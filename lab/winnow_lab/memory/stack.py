@@ -67,8 +67,6 @@ NAMES = tuple(layer.name for layer in LAYERS)
 
 @dataclass(frozen=True)
 class Options(PageOptions):
-    """Work, memory and rows."""
-
     model: str | None = flag(None, "directory or GGUF file (default: the demo model)")
     requests: int = flag(128, least=1)
     scale: int = flag(4, "lengths are divided by it", least=1)
@@ -91,12 +89,8 @@ class Measured:
     """What one engine made of the requests.
 
     Attributes:
-        seconds: from the first submission to the last token.
-        output_rate: new tokens a second.
         fit: requests whose KVs the memory holds: its bytes over those that a running request held, mean over steps.
         most_running: requests with KVs at a time; not more than there are.
-        computed: prompt tokens.
-        preemptions: of requests that made room.
         token_ms, latency_s: p50 and p99 over requests: time for each token behind the first; from arrival to end.
         used: part of the KV memory in use, reserved blocks included, mean over steps.
     """
@@ -150,7 +144,6 @@ def requests_of(count: int, scale: int, seed: int) -> list[TraceRequest]:
 
 
 def measure(options: dict[str, Any], requests: Sequence[TraceRequest], vocab_size: int) -> Measured:
-    """Answer all requests."""
     asked = [
         (each.prompt(vocab_size, seed), fixed_length(each.output_tokens))
         for seed, each in enumerate(requests)
@@ -183,7 +176,6 @@ def measure(options: dict[str, Any], requests: Sequence[TraceRequest], vocab_siz
 
 
 def middle_and_worst(values: Iterable[Any]) -> tuple[float, float]:
-    """50th and 99th percentile."""
     ordered = sorted(values)
     return percentile(ordered, 50), percentile(ordered, 99)
 
@@ -194,7 +186,6 @@ def label(layer: Layer) -> str:
 
 
 def _text(layer: Layer) -> Configuration | None:
-    """The row of the text that a layer stands beside."""
     return None if layer.printed is None else STACK[layer.printed]
 
 

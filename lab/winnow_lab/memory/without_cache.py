@@ -21,15 +21,12 @@ from winnow_lab.study import ModelOptions, Result, flag, run_study
 
 @dataclass(frozen=True)
 class Options(ModelOptions):
-    """Lengths of prompt and answers."""
-
     model: str | None = flag(None, "directory or GGUF file (default: the demo model)", positional=True)
     tokens: tuple[int, ...] = flag((128, 256, 512), "of an answer", least=1)
     prompt: int = flag(16, "tokens", least=1)
 
 
 def seconds_with(llm: LLM, prompt: Sequence[int], tokens: int) -> tuple[list[int], float]:
-    """Return the answer, and what it took."""
     start = time.perf_counter()
     [output] = llm.generate([list(prompt)], fixed_length(tokens))
     return list(output.outputs[0].token_ids), time.perf_counter() - start
@@ -45,7 +42,6 @@ def seconds_without(llm: LLM, prompt: Sequence[int], tokens: int) -> tuple[list[
 
 
 def measure(options: Options) -> Result:
-    """Answer in both ways at each length."""
     rows = []
     sizes: dict[str, Any] = {"kv_memory": "1GiB", "dtype": "float32", "threads": options.threads}
     with LLM(options.model, enable_prefix_caching=False, **sizes) as llm:

@@ -20,10 +20,6 @@ class Background:
 
     A permanent thread would keep its own team of OpenMP threads, and with more of those than cores the passes of the
     batch are slower even while nothing is prefilled.
-
-    Args:
-        device: of the model.
-        clock: seconds, monotonic.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
@@ -31,7 +27,6 @@ class Background:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, sequences: list[Sequence], compute: Compute) -> "Underway":
-        """Start to prefill a group."""
         if self._stream is not None:
             # Work queued on the caller's stream comes first: weights may still be copied.
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))

@@ -82,11 +82,9 @@ class Batch:
             self.reset()
 
     def view(self, sequence: Sequence) -> QueryKVs:
-        """Views of a running sequence's KVs."""
         return self.cache.view(sequence.kv.running_slot)
 
     def drop_idle_rows(self) -> None:
-        """Drop the rows without a sequence."""
         for row in reversed(range(len(self.rows))):
             if self.rows[row] is None:
                 self._drop(row)

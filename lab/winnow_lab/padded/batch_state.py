@@ -18,7 +18,6 @@ class Grouping:
     """Limits of a group of queries that are prefilled together. The first waiting query is always in it.
 
     Attributes:
-        size: maximum number of queries.
         padding: maximum padding, as a fraction of the group's positions.
         positions: maximum positions of a group of several queries, padding included.
         lookahead: number of waiting queries that are considered.

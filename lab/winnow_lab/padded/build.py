@@ -84,13 +84,7 @@ class PaddedEngine(Engine):
         self._executor.check_integrity(self.requests.unfinished)
 
     def _admit(self, new: NewRequest) -> Request:
-        """Check a request against model and memory: one that passes can always be computed, if need be alone.
-
-        Raises:
-            InvalidRequestError: the prompt is empty or has unknown token ids, or eviction is asked for.
-            ContextLengthError: the prompt leaves no room for an answer.
-            CapacityError: prompt and answer could not fit into the KV memory even alone.
-        """
+        """Check a request against model and memory: one that passes can always be computed, if need be alone."""
         if new.observer is not None:
             raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
         if (terms := new.session) is not None and (terms.prefetch or (terms.ttl and not terms.hint)):

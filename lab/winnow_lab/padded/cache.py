@@ -49,8 +49,6 @@ class KVShape:
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows and columns of a tensor."""
-
     rows: int
     columns: int
 
@@ -79,7 +77,6 @@ class QueryKVs:
     layers: tuple[tuple[Tensor, Tensor], ...]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same with every tensor changed."""
         return type(self)(tuple((change(keys), change(values)) for keys, values in self.layers))
 
     def on_host(self) -> Self:
@@ -135,7 +132,6 @@ class PaddedLayer(CacheLayerMixin):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Keys and values."""
         return self.keys, self.values
 
     def blank(self, row: int, end: int) -> None:
@@ -172,10 +168,6 @@ class PaddedLayer(CacheLayerMixin):
 
 class PaddedCache(Cache):
     """The cache that is passed to the model.
-
-    Args:
-        kv_shape: of one column.
-        device: where the tensors are.
 
     Attributes:
         lengths: KVs of each row, at its end; 0 for an idle row.

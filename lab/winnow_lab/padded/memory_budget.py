@@ -15,9 +15,7 @@ class MemoryBudget:
     """The KV memory, in rows and columns of a model's cache.
 
     Attributes:
-        kv_shape: of one token.
         kv_memory: bytes.
-        max_rows: maximum queries in the batch.
         park_above: fraction of the memory above which queries are parked.
         admit_below: fraction of the memory up to which queries are admitted beside others.
     """

@@ -32,7 +32,6 @@ class PaddedInputs:
 
     @classmethod
     def of(cls, queries: SequenceType[SequenceType[int]], device: torch.device) -> Self:
-        """Pad token ids."""
         width = max(map(len, queries))
         padding = [width - len(query) for query in queries]
         # Masked values are still multiplied: pad a query with its own first token, so that it cannot be affected by
@@ -81,7 +80,6 @@ class Prefilled:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors on the device."""
         return [self.logits, *(tensor for layer in self.cache.layers for tensor in layer.tensors)]
 
 
@@ -102,13 +100,9 @@ def prefill(
     Reads the sequences without changing them, so that it may run in parallel to a pass of the batch.
 
     Args:
-        kv_shape: of one token.
         shape: of the tensors to allocate; at least [n, longest sequence].
         chunk: maximum columns of one forward pass; None: all at once.
         stopped: called before each forward pass; True stops the prefill.
-
-    Raises:
-        PrefillStoppedError: `stopped` returned True.
     """
     counters = Counters(prefills=1)
     inputs = PaddedInputs.of([sequence.token_ids for sequence in sequences], model.device)

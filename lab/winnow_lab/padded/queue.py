@@ -55,7 +55,6 @@ class Queue:
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes of host memory."""
         return self.park_memory - self.nbytes(self.offloaded)
 
     @property
@@ -64,7 +63,6 @@ class Queue:
         return 0 if self._fetched is None else self._kvs[self._fetched[0]].nbytes
 
     def length_parked(self, sequence: Sequence) -> int:
-        """The number of KVs of a parked sequence."""
         return self._kvs[sequence].length
 
     # -- in and out ------------------------------------------------------------------------------------------------

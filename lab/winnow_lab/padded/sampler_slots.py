@@ -14,9 +14,6 @@ class SamplerSlots:
     """Samples for sequences, independently of their rows.
 
     The sampler's state of a sequence follows from its tokens, so a slot may be released and taken again at any time.
-
-    Args:
-        count: slots of the sampler.
     """
 
     def __init__(self, sampler: Sampler, count: int) -> None:
@@ -26,7 +23,6 @@ class SamplerSlots:
         self._free = list(range(count))
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
-        """Return the parameters with a seed, drawn if they have none."""
         return self._sampler.with_seed(params)
 
     def sample(self, sequences: SequenceType[Sequence], logits: Tensor) -> SamplerOutput:
@@ -49,7 +45,6 @@ class SamplerSlots:
             self._free.append(slot)
 
     def clear(self) -> None:
-        """Release all slots."""
         for sequence in list(self._slots):
             self.leave(sequence)
 

@@ -44,7 +44,6 @@ class Counters:
         self.idle += rows * width - tokens
 
     def add(self, other: "Counters") -> None:
-        """Add the values of `other`."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 

@@ -25,7 +25,6 @@ STUDIES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the study that `argv` names and return the exit code."""
     parser = Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG)
     typed = sys.argv[1:] if argv is None else argv
     return exit_code(lambda: run_command(parser, [(STUDIES, "winnow_lab.papers.{}.command")], typed))

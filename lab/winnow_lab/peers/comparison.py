@@ -25,8 +25,6 @@ from winnow_lab.study.journal import CellJournal
 
 @dataclass(frozen=True)
 class PeerOptions(StudyOptions):
-    """Who takes part, how often, and where things are."""
-
     requests: int | None = flag(None, "in place of the work's own", least=1)
     peers: tuple[str, ...] = flag(tuple(PEERS), choices=PEERS)
     only: list[str] | None = flag(None, "rows whose 'PEER: CONFIGURATION' matches; may be repeated")
@@ -51,7 +49,6 @@ class Steps:
         self._left = most
 
     def take(self) -> bool:
-        """Count one, if there is one left."""
         if self._left is None:
             return True
         self._left -= 1
@@ -59,12 +56,7 @@ class Steps:
 
 
 class Places:
-    """Where a peer's interpreter and model are; made when they are first asked for.
-
-    Args:
-        folder: of everything that is made, from one start to the next.
-        model: directory of the model that is converted.
-    """
+    """Where a peer's interpreter and model are; made below `folder` when they are first asked for."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self._folder = folder
@@ -73,11 +65,7 @@ class Places:
         self._models: dict[tuple[str, str], Path | PeerError] = {}
 
     def find(self, peer: Peer, weights: str) -> tuple[Path, Path]:
-        """The interpreter that runs the peer's script, and the model in that format of the peer's.
-
-        Raises:
-            PeerError: the peer cannot be installed, or does not take the model. It is tried once.
-        """
+        """The interpreter for the peer's script, and the model in that format. What raises PeerError is tried once."""
         if peer.name not in self._pythons:
             self._pythons[peer.name] = _or_error(lambda: self._install(peer))
         python = _require(self._pythons[peer.name])
@@ -126,13 +114,7 @@ def _require(found: Path | PeerError) -> Path:
 class Comparison:
     """A row for every configuration.
 
-    Args:
-        given: the work.
-        options: who takes part; of a work whose contexts are judged before their questions, Winnow alone.
-        journal: a file that keeps every run; None: nothing is kept.
-
-    Raises:
-        EvaluationError: the journal is another work's.
+    Of a work whose contexts are judged before their questions, Winnow's alone. `journal` None: no run is kept.
     """
 
     def __init__(self, given: GivenWork, options: PeerOptions, journal: Path | None, steps: Steps) -> None:
@@ -181,7 +163,6 @@ class Comparison:
                 _say(f"round {number}, {_name(outcome)}: {last or f'{outcome.rates[-1]:.1f} tokens/s'}")
 
     def to_json(self) -> dict[str, Any]:
-        """The work and its rows, for a report."""
         given = self.given
         return {
             "work": given.name,

@@ -19,8 +19,6 @@ AMOUNTS = (4.0, 8.0, 16.0)
 
 @dataclass(frozen=True)
 class Load:
-    """What configurations depend on."""
-
     requests: int
     sequence_tokens: int
     """Prompt and answer, of the longest."""
@@ -45,8 +43,6 @@ class Load:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row of the table."""
-
     name: str
     kv_memory: str
     """In words, for the table."""

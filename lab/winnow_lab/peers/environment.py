@@ -36,7 +36,6 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
         return self.path / "bin" / "python"
 
     def prepare(
@@ -47,8 +46,6 @@ class Environment:
         torch comes first and stays as it is.
 
         Args:
-            packages: requirements as pip takes them.
-            unwanted: names that are taken out again.
             sources: names among what is needed that are published as source alone; all others must come built.
 
         Raises:
@@ -98,11 +95,7 @@ def call(
     cwd: Path | None = None,
     variables: dict[str, str] | None = None,
 ) -> str:
-    """Run a command to its end and return its standard output.
-
-    Raises:
-        PeerError: it failed or took longer than `seconds`; holds the end of what it said.
-    """
+    """Run a command to its end, return its output. PeerError, also after `seconds`, holds the end of what it said."""
     # A process group of its own, so that what it started ends with it.
     with subprocess.Popen(  # noqa: S603
         [str(word) for word in command],

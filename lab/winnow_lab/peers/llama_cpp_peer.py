@@ -28,11 +28,6 @@ HTTP_THREADS = 64
 
 
 def find_server() -> str:
-    """The program.
-
-    Raises:
-        RuntimeError: there is none.
-    """
     wanted = os.environ.get("LLAMA_SERVER", "llama-server")
     found = shutil.which(wanted)
     if found is None:
@@ -57,7 +52,6 @@ def server_command(
 
 
 def complete(address: str, prompt: list[int], work: Work) -> list[int]:
-    """The answer's tokens."""
     asked: dict[str, Any] = {
         "prompt": prompt,
         "n_predict": work.new_tokens,
@@ -91,7 +85,6 @@ def opened(work: Work) -> Iterator[Answer]:
 
 
 def find_version() -> str:
-    """Of the server."""
     process = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603
     found = re.search(r"version: (\S+)", process.stderr + process.stdout)
     return found[1] if found else "unknown"

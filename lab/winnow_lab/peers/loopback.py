@@ -65,11 +65,7 @@ def serving(
 
 
 def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Return when the address is answered with 200.
-
-    Raises:
-        RuntimeError: it is not.
-    """
+    """Return when the address is answered with 200; raise RuntimeError where it is not."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         try:

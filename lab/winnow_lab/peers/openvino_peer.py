@@ -18,7 +18,6 @@ START_TOKENS, RECENT_TOKENS = 32, 128
 
 
 def scheduler(work: Work) -> genai.SchedulerConfig:
-    """The pipeline's limits."""
     options = work.options
     config = genai.SchedulerConfig()
     config.num_kv_blocks = options["kv_blocks"]
@@ -34,7 +33,6 @@ def scheduler(work: Work) -> genai.SchedulerConfig:
 
 
 def answer(pipeline: genai.ContinuousBatchingPipeline, work: Work) -> Tokens:
-    """Answer all prompts, greedily."""
     config = genai.GenerationConfig()
     config.max_new_tokens = work.new_tokens
     config.ignore_eos = not work.end_tokens

@@ -68,7 +68,6 @@ NOTES = (
 
 
 def tables(report: Report) -> list[TextTable]:
-    """Return a table for each work of each model."""
     return [table(work, _work(report, work["model"], f"{work['work']}, few")) for work in report["works"]]
 
 

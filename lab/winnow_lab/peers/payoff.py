@@ -32,8 +32,6 @@ WORKS = ("p1", "p2", "p3")
 
 @dataclass(frozen=True)
 class Options(PeerOptions):
-    """Models and works."""
-
     model: list[Path] | None = flag(
         None, f"may be repeated (default: of {', '.join(map(str, MODELS))} those here)"
     )
@@ -83,7 +81,6 @@ def study(options: Options) -> Iterator[Result]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, and write the page after each round."""
     return run_study(Options, study, argv)
 
 

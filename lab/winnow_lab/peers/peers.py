@@ -13,8 +13,6 @@ Command = Sequence[str | Path]
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine to compare with."""
-
     name: str
     script: str
     configurations: Callable[[Load], list[Configuration]]

@@ -41,11 +41,9 @@ class Work:
 
     @classmethod
     def read(cls, path: Path) -> "Work":
-        """From a file that `write` wrote."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def write(self, path: Path) -> None:
-        """As JSON."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     def warm_up(self) -> "Work":

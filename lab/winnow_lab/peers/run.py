@@ -30,8 +30,6 @@ UNFINISHED = 3
 
 @dataclass(frozen=True)
 class Options(PeerOptions):
-    """Numbers in place of the work's own."""
-
     prompt_tokens: int | None = flag(None, "in place of the work's own", least=1)
     new_tokens: int | None = flag(None, "in place of the work's own", least=1)
     kv_seqs: int = flag(PRESETS["w1"].kv_seqs, "KV memory, as whole sequences, the longest", least=1)

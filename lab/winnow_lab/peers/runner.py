@@ -33,7 +33,6 @@ class Outcome:
     """Rounds that another start has to run."""
 
     def take(self, row: dict[str, Any]) -> None:
-        """Add what came of one more round, as a journal has it."""
         if row["result"] is None:
             self.error = row["error"]
         else:
@@ -53,7 +52,6 @@ class Outcome:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of the packages that computed the answers."""
         return self.answers[-1].versions if self.answers else {}
 
     def to_json(self, exam: Exam | None) -> dict[str, Any]:
@@ -81,19 +79,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Runner:
-    """How processes are started."""
-
     folder: Path
     """For descriptions of work."""
     timeout: float
     """Seconds that one process may take, loading included."""
 
     def run(self, python: Path, outcome: Outcome, work: Work) -> Answers:
-        """Do the work once more.
-
-        Raises:
-            PeerError: it failed, or did other work.
-        """
         file = self.folder / "work.json"
         work.write(file)
         threads = {name: str(work.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -103,11 +94,7 @@ class Runner:
 
 
 def parse_answers(output: str, work: Work) -> Answers:
-    """What a peer's script printed.
-
-    Raises:
-        PeerError: the last line is no report, or the answers are not as many or as long as asked for.
-    """
+    """What a peer's script printed; raises PeerError for no report, or other answers than were asked for."""
     lines = output.strip().splitlines()
     try:
         answers = Answers(**json.loads(lines[-1]))

@@ -96,7 +96,6 @@ def find_program(name: str) -> str:
 
 
 def write_bfloat16(model: Path, file: Path) -> None:
-    """Write the file with matrices in bfloat16."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     writer = GGUFWriter(file, "llama")
     write_shape(writer, config)

@@ -27,7 +27,6 @@ def kv_bytes(model: Path, tokens: int) -> int:
 
 
 def engine_options(work: Work) -> dict[str, Any]:
-    """Keyword arguments of `vllm.LLM`."""
     return {
         "model": work.model,
         "dtype": "bfloat16",
@@ -45,7 +44,6 @@ def engine_options(work: Work) -> dict[str, Any]:
 
 @contextmanager
 def opened(work: Work) -> Iterator[Answer]:
-    """The loaded model."""
     cores = sorted(os.sched_getaffinity(0))[: work.threads]
     # Before vLLM is imported. One process, so that the engine is not behind a socket.
     os.environ.update(VARIABLES | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})

@@ -21,7 +21,6 @@ NARROWER = ("kv_cache_dtype", "weight_dtype")
 
 @contextmanager
 def opened(work: Work) -> Iterator[Answer]:
-    """The loaded model."""
     torch.set_num_threads(work.threads)
     options = {"model": Path(work.model), "enable_prefix_caching": work.prefix_caching} | work.options
     kv_seqs, saves = options.pop("kv_seqs"), options.pop("saves_prefixes", False)

@@ -92,8 +92,6 @@ class Exam:
 
 @dataclass(frozen=True)
 class GivenWork:
-    """A work that is ready to be handed out."""
-
     name: str
     model: Path
     """Directory with configuration, safetensors and tokenizer."""
@@ -113,11 +111,9 @@ class GivenWork:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt and its answer."""
         return max(map(len, self.prompts)) + self.new_tokens
 
     def identity(self) -> dict[str, Any]:
-        """What a journal of this work belongs to."""
         digest = hashlib.sha256(json.dumps([self.prompts, self.sampling]).encode()).hexdigest()
         return {
             "work": self.name,
@@ -152,7 +148,6 @@ def save_with_tokenizer(shape: LlamaShape, folder: Path) -> Path:
 
 
 def make_w1(workload: Workload, kv_seqs: int, folder: Path) -> GivenWork:
-    """Random prompts for a model of random weights."""
     preset = PRESETS["w1"]
     model = save_with_tokenizer(preset.shape, folder)
     what = f"{workload.requests} requests of {workload.prompt_tokens} + {workload.new_tokens} tokens"
@@ -186,11 +181,7 @@ class RealWork:
     begun: bool = True
 
     def make(self, name: str, model: "RealModel") -> GivenWork:
-        """The work for that model: as many first questions as there are contexts, then second ones, all mixed.
-
-        Raises:
-            EvaluationError: the lengths do not suit the model or the texts.
-        """
+        """The work for that model: as many first questions as there are contexts, then second ones, all mixed."""
         samples = self.samples(model.settings(self.lengths), self.requests)
         asked = [(sample, place) for sample in samples for place in range(len(sample.questions))]
         asked.sort(key=lambda each: (each[1], each[0].name.rpartition("/")[2]))
@@ -232,11 +223,7 @@ class RealWork:
 
 
 class RealModel:
-    """A model with its tokenizer, written below `folder` for engines that read safetensors alone.
-
-    Raises:
-        UnsupportedModelError: it cannot be read.
-    """
+    """A model with its tokenizer, written below `folder` for engines that read safetensors alone."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         published = open_published(source)
@@ -253,8 +240,6 @@ class RealModel:
         self.ends = frozenset(ends - {None})
 
     def settings(self, lengths: tuple[int, ...]) -> TaskSettings:
-        """Of tasks, for samples of those lengths."""
-
         def count(text: str) -> int:
             return len(self.tokenizer.encode(text, add_special_tokens=False))
 
@@ -276,12 +261,7 @@ def _documents(settings: TaskSettings, _: int) -> list[Sample]:
 
 
 def real_works(lengths: tuple[int, ...], requests: int | None) -> dict[str, RealWork]:
-    """Works on a real model by name.
-
-    Args:
-        lengths: of p1's prompts.
-        requests: of every work at most; None: its own.
-    """
+    """Works on a real model by name; `lengths` are of p1's prompts, `requests` the most of each (None: its own)."""
     once = RealWork(
         "one context, many questions", _documents, (4096,), 16 * QUESTIONS, 256, 2, ends=False, later=True
     )

@@ -68,11 +68,7 @@ class Calibration(NamedTuple):
 
 
 def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
-    """Fit the factors to measured runs on this hardware.
-
-    Raises:
-        ConfigError: a file is no report of `winnow bench throughput`, or names a model that is not here.
-    """
+    """Fit the factors to measured runs on this hardware."""
     runs = [read_run(path, hardware) for path in paths]
     works = [work_of(run) for run in runs]
     rows, seconds = [], []
@@ -123,11 +119,7 @@ def fit(
 
 
 def read_run(path: Path, hardware: Hardware) -> Measured:
-    """A report of `winnow bench throughput --json`.
-
-    Raises:
-        ConfigError: it is none, or names a model that is not here.
-    """
+    """A report of `winnow bench throughput --json`; raises ConfigError for what is none, or names no model here."""
     try:
         report: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         options = dict(report["engine"])

@@ -110,12 +110,10 @@ class Deployment:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing is evicted."""
         return resolve_policy(self.eviction).policy.when.never
 
     @cached_property
     def layout(self) -> CacheLayout:
-        """The shape of the engine's cache."""
         model, chunk = self.model, self.scheduler.prefill_chunk
         return configured_layout(
             self.cache,
@@ -181,11 +179,9 @@ class Deployment:
         return self.usable_bytes - self.weight_bytes - self.activation_bytes * self.gpus
 
     def bound(self, request: Request) -> SequenceEviction | None:
-        """Return the policy of a request of these lengths."""
         return bind_policy(self.eviction, request, self.model.max_model_len)
 
     def held(self, request: Request) -> Held:
-        """Return blocks of one sequence."""
         held = held_blocks(self.layout, self.bound(request), request)
         longest = max(self.model.max_model_len or 0, request.computed)
         reserved = {"prompt": request.computed, "max": longest}.get(self.cache.kv_reservation, 0)
@@ -246,11 +242,7 @@ class Deployment:
         return found if found > new_tokens else 0
 
     def fewest_gpus(self, request: Request, batch: int) -> int:
-        """Return devices of this kind for `batch` such requests.
-
-        Raises:
-            CapacityError: no number up to 4096 suffices, since each needs room for activations.
-        """
+        """Return devices of this kind for `batch` such requests; raises CapacityError where 4096 do not suffice."""
         needed = self.weight_bytes + self.cache_bytes(request, batch)
         each = int(self.hardware.memory * self.utilization) - self.activation_bytes
         if each <= 0 or -(-needed // each) > _MOST_GPUS:
@@ -287,7 +279,6 @@ class Deployment:
 
     @cached_property
     def times(self) -> StepTimes:
-        """The step-time model of this deployment."""
         return StepTimes(
             self.model,
             self.hardware,
@@ -355,7 +346,6 @@ class Deployment:
             held, start = held + count, start + count
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was planned for."""
         return {
             "model": self.model.to_json(),
             "hardware": asdict(self.hardware),

@@ -24,11 +24,7 @@ _FEWEST = 2
 
 
 class FastForward:
-    """Fast-forward between the steps of a simulated engine.
-
-    Attributes:
-        num_steps: steps that leaps stood for.
-    """
+    """Fast-forward between the steps of a simulated engine; `num_steps` were passed over so far."""
 
     def __init__(self, simulated: "SimulatedEngine", prefix_caching: bool) -> None:
         self._simulated = simulated

@@ -84,9 +84,6 @@ def find_hardware(
     Args:
         dtype, weight_dtype: of the run, as options of the engine; what products of `this` are measured in.
         model_dtype, cpu_dtype: what `dtype` auto is on a GPU, and on a CPU.
-
-    Raises:
-        ConfigError: there is no such row.
     """
     if name == THIS:
         own = (model_dtype, cpu_dtype) if dtype == "auto" else (dtype, dtype)

@@ -70,7 +70,6 @@ class ModelShape:
         return (1 if self.latent else 2) * self.rows * self.head_dim * num_tokens
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
         return asdict(self) | {"states": len(self.states)}
 
 
@@ -158,11 +157,7 @@ def _of_config(path: Path) -> ModelShape:
 
 
 def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
-    """The shape that a configuration describes; its weights are counted on a model without memory.
-
-    Raises:
-        UnsupportedModelError: transformers knows no causal model of that kind, or has numbers that make none.
-    """
+    """The shape that a configuration describes; its weights are counted on a model without memory."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

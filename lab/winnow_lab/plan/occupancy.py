@@ -9,8 +9,6 @@ from winnow.eviction import Instruction, SequenceEviction, replay_passes, resolv
 
 @dataclass(frozen=True)
 class Request:
-    """Lengths of one request in tokens."""
-
     prompt_tokens: int
     new_tokens: int
 
@@ -33,7 +31,6 @@ class Held:
     decoding: int
 
     def at_least(self, num_blocks: int) -> "Held":
-        """Return where a sequence holds that number from its start."""
         return Held(max(self.peak, num_blocks), max(self.decoding, num_blocks))
 
     def of_batch(self, batch: int) -> int:
@@ -54,9 +51,6 @@ def bind_policy(
 
     Args:
         context: the model's longest sequence, which limits replay passes; None: prompt and answer, and half as much.
-
-    Raises:
-        ConfigError, InvalidRequestError: as `resolve_policy` and `ResolvedPolicy.for_prompt`.
     """
     resolved = resolve_policy(config)
     eviction = resolved.for_prompt(request.prompt_tokens, request.computed)
@@ -73,7 +67,6 @@ def bind_policy(
 
 
 def num_accumulators(config: EvictionConfig) -> int:
-    """Return accumulators per KV that an engine opened with this configuration has."""
     if config.num_accumulators is not None:
         return config.num_accumulators
     return max(resolve_policy(config).policy.score.num_accumulators, 1)

@@ -48,12 +48,10 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the batch fits on the devices."""
         return 0 < self.batch <= self.largest_batch
 
     @property
     def keeps_all(self) -> bool:
-        """Whether it is a plan of the full cache."""
         return self.deployment.keeps_all
 
     @property
@@ -68,12 +66,10 @@ class Plan:
 
     @property
     def kv_blocks(self) -> int:
-        """Blocks of the batch."""
         return self.deployment.held(self.request).of_batch(self.batch)
 
     @property
     def policy(self) -> str:
-        """The policy's name."""
         chosen = self.deployment.eviction.chosen
         return chosen if isinstance(chosen, str) else "own"
 

@@ -81,11 +81,7 @@ class EngineSetup:
         host_bytes: int = 0,
         fold: bool = True,
     ) -> "EngineSetup":
-        """Return the setup of a deployment; `kv_memory` None: all the room that there is.
-
-        Raises:
-            CapacityError: the weights leave no room.
-        """
+        """Return the setup; `kv_memory` None: all the room that weights leave, and CapacityError where that is none."""
         if kv_memory is None:
             kv_memory = deployment.kv_room
             if kv_memory <= 0:
@@ -112,15 +108,10 @@ class EngineSetup:
 
     @property
     def prefix_caching(self) -> bool:
-        """Return whether requests share KVs of prompts that begin alike."""
         return self.cache.shares_prefixes
 
     def open(self, deployment: Deployment) -> SimulatedEngine:
-        """Set up the engine; times are the deployment's.
-
-        Raises:
-            ConfigError: the memory holds no sequence.
-        """
+        """Set up the engine; times are the deployment's."""
         layout, rows, length = self.layout, 1, self.max_model_len
         size = CacheSize.fit(layout, self.kv_memory, self.scheduler.max_num_seqs, length, self.prefix_caching)
         table_bytes = size.nbytes(layout) - layout.device_bytes(size.by_kind)

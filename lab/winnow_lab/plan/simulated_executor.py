@@ -31,11 +31,7 @@ SAMPLED = 5
 
 
 class VirtualClock:
-    """Clock whose seconds pass on request.
-
-    Attributes:
-        now: seconds.
-    """
+    """Clock whose seconds pass on request."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -57,7 +53,6 @@ class SimulatedExecutor:
     Attributes:
         seconds: time of a step, or of a round, that does some work.
         lengths: KVs of each row, int32 [slots, layers, heads].
-        total: all work so far.
     """
 
     attention = "simulated"
@@ -132,7 +127,6 @@ class SimulatedExecutor:
         return handle
 
     def work(self, plan: StepPlan) -> StepWork:
-        """Return what computing a plan takes; the update is applied."""
         entries = plan.entries
         counts = np.fromiter((len(entry.token_ids) for entry in entries), np.float64, len(entries))
         held = self.mean_kvs([entry.slot for entry in entries])
@@ -164,7 +158,6 @@ class SimulatedExecutor:
         return lengths[:, 0].astype(np.float64) if lengths.shape[1] == 1 else lengths.mean(axis=1)
 
     def spend(self, work: StepWork) -> None:
-        """Let the time of some work pass."""
         self.total = self.total.plus(work)
         self.clock.now += self.seconds(work)
 
@@ -222,7 +215,7 @@ class SimulatedExecutor:
         return blocks.start, None
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
-        """Return the simulation knows lengths only; it says that the oldest tokens stayed."""
+        """Return positions as if the oldest tokens had stayed: the simulation knows lengths only."""
         return [[list(range(length)) for length in heads] for heads in self.lengths[slot].tolist()]
 
     def kept_weights(self, slot: int) -> list[list[float]]:

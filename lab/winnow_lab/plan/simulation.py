@@ -25,16 +25,12 @@ _MOST_SAMPLES = 4096
 
 
 class Router(Protocol):
-    """Choice of engines, one request after the other."""
-
     def choose(self, request: TraceRequest, loads: "Sequence[Replica]") -> int:
         """The index of the engine that gets the request."""
 
 
 @dataclass
 class RoundRobin:
-    """One after the other."""
-
     _next: int = 0
 
     def choose(self, request: TraceRequest, loads: "Sequence[Replica]") -> int:
@@ -99,12 +95,10 @@ class Served:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from arrival to the first token."""
         return None if self.first_token is None else self.first_token - self.request.arrival
 
     @property
     def latency(self) -> float | None:
-        """Seconds from arrival to the last token."""
         return None if self.finished is None else self.finished - self.request.arrival
 
     @property
@@ -117,8 +111,6 @@ class Served:
 
 @dataclass(frozen=True)
 class Sample:
-    """An engine at one moment."""
-
     time: float
     used_bytes: int
     host_bytes: int
@@ -135,7 +127,6 @@ class History:
     _seen: int = 0
 
     def note(self, make: Callable[[], Sample]) -> None:
-        """Keep a sample, or pass over it."""
         self._seen += 1
         if self._seen % self._stride:
             return
@@ -146,12 +137,7 @@ class History:
 
 
 class Replica:
-    """One simulated engine of a fleet.
-
-    Attributes:
-        pending_tokens: as routers know it.
-        steps: that it has computed.
-    """
+    """One simulated engine of a fleet."""
 
     def __init__(self, index: int, setup: EngineSetup, deployment: Deployment, *, leaps: bool = True) -> None:
         self.index = index
@@ -181,7 +167,6 @@ class Replica:
             clock.now = max(clock.now, until)
 
     def add(self, name: str, request: TraceRequest, tenant: str | None = None) -> None:
-        """Send a request that arrives now."""
         params = SamplingParams(
             temperature=0.0, max_tokens=request.output_tokens, ignore_eos=True, detokenize=False
         )
@@ -239,7 +224,6 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first arrival to the last token."""
         return max((each.finished for each in self.served if each.finished is not None), default=0.0)
 
 

@@ -126,11 +126,7 @@ def _time(name: str, key: str) -> Callable[[dict[str, Any]], str]:
 
 
 def occupancy_figure(simulation: Simulation, title: str) -> "Figure":
-    """KV bytes and sequences over time, a line for each replica.
-
-    Raises:
-        WinnowError: matplotlib is not installed.
-    """
+    """KV bytes and sequences over time, a line for each replica."""
     kvs, running = [], []
     for number, history in enumerate(simulation.histories):
         times = [sample.time for sample in history]

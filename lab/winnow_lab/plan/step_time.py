@@ -17,14 +17,12 @@ class StepWork:
     """Work of a step, or of many steps together.
 
     Attributes:
-        steps: how many.
         tokens: computed.
         sequences: that take part; over many steps, the sum.
         kv_tokens: KVs per row that attention reads, summed over sequences.
         attended: pairs of query and KV per query head, summed over tokens.
         samples: tokens sampled, whose logits are computed.
         round_kvs: KVs per row that rounds of eviction ranked.
-        rounds: of eviction.
         link_bytes: between host and device.
         prompt_tokens: of the tokens, those computed several of a sequence at a time.
     """
@@ -41,7 +39,6 @@ class StepWork:
     prompt_tokens: float = 0.0
 
     def plus(self, other: "StepWork") -> "StepWork":
-        """Return both together."""
         return StepWork(
             self.steps + other.steps,
             self.tokens + other.tokens,
@@ -56,11 +53,9 @@ class StepWork:
         )
 
     def times(self, factor: float) -> "StepWork":
-        """Return this, a number of times."""
         return StepWork(**{each.name: factor * getattr(self, each.name) for each in fields(self)})
 
     def minus(self, other: "StepWork") -> "StepWork":
-        """Return what comes on top of other work."""
         return self.plus(other.times(-1.0))
 
     @classmethod
@@ -186,7 +181,6 @@ class StepTimes:
         }
 
     def seconds(self, work: StepWork) -> float:
-        """Return the predicted time."""
         weights = self.factors.weights * self.ideal_weights(work)
         return weights + sum([seconds * getattr(work, name) for name, seconds in self._rates if seconds])
 
@@ -217,7 +211,6 @@ class StepTimes:
         return names[most] if times[most] >= overhead else "overhead of a step"
 
     def with_factors(self, factors: Factors) -> "StepTimes":
-        """Return the same with other factors."""
         return replace(self, factors=factors)
 
     def ideal_weights(self, work: StepWork) -> float:

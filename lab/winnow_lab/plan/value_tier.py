@@ -46,7 +46,6 @@ class TierModel:
 
     @classmethod
     def of(cls, model: ModelShape, key_bytes: float, value_bytes: float) -> "TierModel":
-        """Return a model with KVs stored in a number of bytes."""
         flops = 2.0 * (model.active_params - model.vocab_size * model.hidden_size) / model.num_layers
         heads = model.num_query_heads, model.num_kv_heads
         return cls(model.num_layers, model.hidden_size, *heads, flops, key_bytes, value_bytes)
@@ -102,11 +101,9 @@ class TierGain:
 
     @property
     def pays(self) -> bool:
-        """Return whether a step takes less time with the tier, at the length asked for."""
         return self.tiered_seconds < self.full_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
         return asdict(self) | {"pays": self.pays}
 
 
@@ -205,7 +202,6 @@ def gain_of(plan: "Plan", tier: ValueTier) -> TierGain:
 
 
 def tier_table(names: Sequence[str], gains: Sequence[TierGain], tier: ValueTier) -> TextTable:
-    """What a tier changes, a column for each gain."""
     rows: dict[str, Callable[[TierGain], str]] = {
         "KVs per token": lambda g: format_bytes(round(g.kv_bytes)),
         "values that leave the device, per token": lambda g: format_bytes(round(g.moved_bytes)),

@@ -63,8 +63,6 @@ Errors = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Options(RealModelOptions):
-    """The text, and what rounds."""
-
     tokens: int = flag(1024, least=2 * QUERIES)
     codecs: tuple[str, ...] = flag(CODECS, "semicolons between", parse=read_codecs)
 
@@ -75,8 +73,6 @@ class Options(RealModelOptions):
 
 
 class Recorder:
-    """Adds up what each layer's attention would become."""
-
     def __init__(self, codecs: dict[str, PairCodec]) -> None:
         self._codecs = codecs
         self._found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in codecs}
@@ -90,7 +86,6 @@ class Recorder:
         }
 
     def shape(self) -> dict[str, float]:
-        """Of keys and values, means over layers."""
         return {kind: fmean(values) for kind, values in self._shape.items()}
 
     def add(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
@@ -125,11 +120,7 @@ class Recorder:
 def measure_errors(
     model: PreTrainedModel, token_ids: Sequence[int], codecs: dict[str, PairCodec]
 ) -> tuple[Errors, dict[str, float]]:
-    """Errors of each codec on a text, and what keys and values are like.
-
-    Args:
-        token_ids: the last `QUERIES` are the queries.
-    """
+    """Errors of each codec on a text whose last `QUERIES` tokens are the queries, and what keys and values are like."""
     recorder = Recorder(codecs)
     with torch.inference_mode(), _recording(model, recorder):
         model(torch.tensor([token_ids], device=model.device), use_cache=False)
@@ -177,7 +168,6 @@ def _share(part: Tensor, whole: Tensor) -> float:
 
 
 def table(errors: Errors) -> TextTable:
-    """A line for each codec."""
     kinds = ("keys", "values", "logits", "output_by_keys", "output_by_values")
     lines = tuple((name, tuple(f"{found[kind]:.4f}" for kind in kinds)) for name, found in errors.items())
     columns = ("keys", "values", "logits, nats", "output by keys", "output by values")
@@ -185,7 +175,6 @@ def table(errors: Errors) -> TextTable:
 
 
 def study(options: Options) -> Result:
-    """Errors of every codec."""
     loaded = load_plain_model(ModelConfig(options.model, dtype="bfloat16"))
     model: Any = loaded.model
     tokenizer: Any = loaded.tokenizer

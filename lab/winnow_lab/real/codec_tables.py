@@ -18,23 +18,16 @@ if TYPE_CHECKING:
 
 
 def read_codecs(text: str) -> tuple[str, ...]:
-    """Return the names of codecs, which semicolons part."""
     return tuple(name.strip() for name in text.split(";") if name.strip())
 
 
 @dataclass(frozen=True)
 class Codec:
-    """One codec of the tables, by the text that named it."""
-
     name: str
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `LLM` that ask for it.
-
-        Raises:
-            ConfigError: the text is no format with group=, rotate= and wide=.
-        """
+        """The options of `LLM` that ask for it; raises ConfigError for what is not group=, rotate= or wide=."""
         dtype, *others = self.name.split()
         options: dict[str, Any] = {"kv_cache_dtype": dtype}
         for each in others:
@@ -46,7 +39,6 @@ class Codec:
 
     @property
     def folder(self) -> str:
-        """A name for files."""
         return "".join(c if c.isalnum() or c in "-_=" else "_" for c in self.name)
 
 
@@ -57,7 +49,6 @@ class Measured:
     Attributes:
         token_bytes: bytes of blocks per token in all layers, of long sequences.
         perplexities: by tokens of a window, by forced decoding; the full cache first.
-        rows: of tasks, under the full cache and under policies.
     """
 
     codec: Codec
@@ -66,11 +57,9 @@ class Measured:
     rows: list[Row]
 
     def full(self) -> dict[str, Row]:
-        """The full cache's row of each work."""
         return {row.work: row for row in self.rows if row.query is None}
 
     def to_json(self) -> dict[str, Any]:
-        """Every number."""
         return {
             "codec": self.codec.name,
             "token_bytes": self.token_bytes,
@@ -87,11 +76,6 @@ def equal_compressions(
     """What a codec compresses by to hold `1 / share` of the reference's bytes, beside each share.
 
     Shares that the codec's own bytes reach without eviction are left out.
-
-    Args:
-        shares: times fewer bytes than the reference's full cache.
-        token_bytes: of the codec.
-        reference_bytes: of the format that is compared with.
     """
     pairs = ((share, round(share * token_bytes / reference_bytes, 2)) for share in shares)
     return tuple((share, amount) for share, amount in pairs if amount > 1.0)
@@ -137,11 +121,7 @@ def tables(found: Sequence[Measured], least: float, shares: Sequence[float] = ()
 
 
 def shares_figure(found: Sequence[Measured], least: float, shares: Sequence[float], method: str) -> "Figure":
-    """Score over times fewer bytes, a line for each codec: the mean, then each category.
-
-    Raises:
-        WinnowError: matplotlib is not installed.
-    """
+    """Score over times fewer bytes, a line for each codec: the mean, then each category."""
     works = _counted(found, least)
     parts = {"mean": works} | ({work: [work] for work in works} if len(works) > 1 else {})
     panels = [EqualBytes(found, each, method, least).panel(title, shares) for title, each in parts.items()]
@@ -216,7 +196,6 @@ class EqualBytes:
     least: float
 
     def table(self, shares: Sequence[float]) -> TextTable:
-        """Means over categories."""
         lines = []
         for each in self.found:
             alone = _mean_text([each.full().get(work) for work in self.works])
@@ -227,7 +206,6 @@ class EqualBytes:
         return TextTable.read(title, head, lines)
 
     def share_table(self, share: float) -> TextTable:
-        """Categories at one share of the bytes."""
         rows = [self._rows(each, share) for each in self.found]
         lines = [(work, tuple(_score(each[place]) for each in rows)) for place, work in enumerate(self.works)]
         held = [[row.kv_bytes for row in each if row is not None and row.kv_bytes] for each in rows]
@@ -237,7 +215,6 @@ class EqualBytes:
         return TextTable(f"{share:g}x fewer bytes, {self.method}", "category", columns, tuple(lines))
 
     def panel(self, title: str, shares: Sequence[float]) -> Panel:
-        """A line for each codec."""
         lines = []
         for each in self.found:
             alone = self._alone(each)

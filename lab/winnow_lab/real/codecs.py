@@ -45,8 +45,6 @@ _LENGTH = 4096
 
 @dataclass(frozen=True)
 class Options(RealOptions):
-    """Codecs, texts, and bytes at which mixes are compared."""
-
     codecs: tuple[str, ...] = flag(CODECS, "semicolons between", parse=read_codecs)
     windows: tuple[tuple[int, int], ...] = flag(((2048, 20),), "TOKENS:NUMBER,... decoded", parse=read_pairs)  # type: ignore[assignment]
     max_num_seqs: int = flag(8, least=1)
@@ -58,11 +56,7 @@ class Options(RealOptions):
 
 
 def measure(codec: Codec, asked: Options, reference_bytes: float | None) -> Measured:
-    """Measure a codec, or read from its journals what was measured before.
-
-    Args:
-        reference_bytes: of a token in the format that is compared with; None: in this one.
-    """
+    """Measure a codec, or read its journals. `reference_bytes`: of a token in the first codec; None: this is it."""
     arguments, shares = replace(asked, work=asked.work / codec.folder), asked.bytes
     arguments.work.mkdir(parents=True, exist_ok=True)
     with LLM(
@@ -108,7 +102,6 @@ def _decoded(
 
 
 def study(options: Options) -> Iterator[Result]:
-    """Every codec, after each of which everything is written anew."""
     found: list[Measured] = []
     for name in options.codecs:
         reference = found[0].token_bytes if found else None
@@ -119,7 +112,6 @@ def study(options: Options) -> Iterator[Result]:
 
 
 def result(options: Options, found: Sequence[Measured]) -> Result:
-    """The numbers, the words, and with --bytes the curves."""
     shares, least, model = options.bytes, options.counts_from, Path(options.model).name
     drawn = shares and options.policies and found[0].rows
     figure = partial(shares_figure, found, least, shares, next(iter(options.policies), ""))

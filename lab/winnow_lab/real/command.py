@@ -60,7 +60,6 @@ PRESS_NAMES = ("KVzip", "ExpectedAttention", "AdaKV+ExpectedAttention", "SnapKV"
 def result(
     head: Mapping[str, Any], least: float, rows: Sequence[Row], perplexities: Sequence[Perplexity]
 ) -> Result:
-    """The words, the tables, and every number."""
     notes = (
         f"Means ± standard errors over contexts. A category counts where the full cache scores {least:g} or "
         "more. KV memory is what the cache held at the end of an answer; kvpress masks what AdaKV and KVzip "
@@ -85,8 +84,6 @@ def _queries(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RealOptions(RealModelOptions):
-    """Prompts, policies, and where answers are kept."""
-
     policies: tuple[str, ...] = flag(POLICIES)
     compressions: tuple[float, ...] = flag((2.0, 4.0, 8.0, 16.0), least=1)
     samples: int = flag(50, "prompts a cell; needles take a few more", least=1)
@@ -114,21 +111,15 @@ class RealOptions(RealModelOptions):
 
     @property
     def peer_model(self) -> Path:
-        """The model's directory as kvpress reads it."""
         return self.kvpress_model or Path(self.model)
 
 
 def has_chat_template(llm: LLM) -> bool:
-    """Whether prompts go through one; else they are the plain text."""
     return llm.tokenizer is not None and bool(llm.tokenizer.chat_template)
 
 
 class RealEvaluation:
-    """Fills `rows` and `perplexities`.
-
-    Args:
-        arguments: what was asked for.
-    """
+    """Fills `rows` and `perplexities`."""
 
     def __init__(self, arguments: RealOptions, llm: LLM) -> None:
         self._arguments = arguments
@@ -244,7 +235,6 @@ def _show_progress(name: str, progress: EvaluationProgress) -> None:
 
 
 def study(options: RealOptions) -> Iterator[Result]:
-    """Every work in turn, after each of which everything is written anew."""
     options.work.mkdir(parents=True, exist_ok=True)
     cells = plan_cells(options.policies, amounts_of(options.compressions), QUERIES)
     with LLM(
@@ -266,5 +256,4 @@ def study(options: RealOptions) -> Iterator[Result]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Evaluate and write. Returns the exit code."""
     return run_study(RealOptions, study, words)

@@ -118,13 +118,11 @@ def rows() -> list[dict[str, Any]]:
 
 
 def text(found: list[dict[str, Any]]) -> str:
-    """The record's content."""
     lines = ",\n".join(f"  {json.dumps(row)}" for row in found)
     return f'{{"written_by": "python -m winnow_lab.real.known", "rows": [\n{lines}\n]}}\n'
 
 
 def page(found: list[dict[str, Any]]) -> str:
-    """The page's content."""
     order = sorted(
         found, key=lambda row: (row["model"], row["question"], row["task"], row["policy"], row["compression"])
     )

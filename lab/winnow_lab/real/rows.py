@@ -100,7 +100,6 @@ def counts(reference: Row, least: float = MIN_SCORE) -> bool:
 
 
 def row_of(work: Work, result: CellResult, seconds: float | None = None) -> Row:
-    """The row of a cell."""
     by_context: dict[str, list[float]] = {}
     for outcome in result.outcomes:
         by_context.setdefault(outcome.sample, []).append(outcome.score)

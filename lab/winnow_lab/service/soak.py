@@ -76,8 +76,6 @@ class Tally:
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """The load, the memory, and what goes wrong."""
-
     requests: int = flag(5000, least=1)
     trace: Path | None = flag(None, "lengths of requests (default: random lengths)")
     kv_seqs: int = flag(4, "KV memory, in requests of 256 tokens", least=1)
@@ -102,11 +100,7 @@ class Options(StudyOptions):
 
 
 class Soak:
-    """A loaded engine, an unloaded one, and the books of both.
-
-    Args:
-        each_step: called before each step.
-    """
+    """A loaded engine, an unloaded one, and the books of both."""
 
     def __init__(
         self, loaded: LLM, unloaded: LLM, options: Options, each_step: Callable[[], None] = lambda: None

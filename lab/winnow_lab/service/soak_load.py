@@ -62,11 +62,7 @@ class SoakRequest:
 def requests(
     count: int, trace: list[TraceRequest], seed: int, tenants: bool = False
 ) -> Iterator[SoakRequest]:
-    """Draw `count` requests, the same for every run with that seed; their lengths are the trace's, in turn.
-
-    Args:
-        tenants: whether they run on accounts, those of `TENANTS` and others.
-    """
+    """Draw `count` requests, the same for every run with that seed; their lengths are the trace's, in turn."""
     for index in range(count):
         random = Random(f"{seed} {index}")
         shape = trace[index % len(trace)]
@@ -98,7 +94,6 @@ def requests(
 
 
 def drawn_lengths(seed: int) -> list[TraceRequest]:
-    """Lengths without a trace."""
     random = Random(seed)
     return [TraceRequest(0.0, random.randrange(1, 160), random.randrange(1, 60)) for _ in range(1000)]
 
@@ -110,11 +105,7 @@ def fitted(trace: list[TraceRequest]) -> list[TraceRequest]:
 
 
 class DamagedFiles:
-    """Damage to files of a folder of prefixes, drawn from a seed: a bit is flipped, or the file is cut.
-
-    Attributes:
-        count: how many were damaged so far.
-    """
+    """Damage to files of a folder of prefixes, drawn from a seed: a bit is flipped, or the file is cut."""
 
     def __init__(self, folder: Path, share: float, seed: int) -> None:
         self.count = 0

@@ -31,8 +31,6 @@ BAR = 0.98
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """The model, its drafts, and how long it is measured."""
-
     model: str = flag(positional=True)
     method: str = flag("ngram", choices=("ngram", "draft_model"))
     kind: str = flag("all", "of answers", choices=("all", *KINDS))
@@ -96,7 +94,6 @@ def measure(llm: LLM, texts: list[str], tokens: int) -> dict[str, Any]:
 
 
 def study(options: Options) -> Iterator[Result]:
-    """All cells, with no drafts, gated ones, and always all."""
     config: dict[str, Any] = {"method": options.method}
     with tempfile.TemporaryDirectory() as folder:
         if options.method == "draft_model":

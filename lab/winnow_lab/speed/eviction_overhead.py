@@ -32,8 +32,6 @@ PROMPTS = ROOT / "examples" / "demo" / "prompts.jsonl"
 
 @dataclass(frozen=True)
 class Options(ModelOptions):
-    """Prompts and presets."""
-
     compression: float = flag(8.0, least=1)
     requests: int = flag(16, least=1)
     tokens: int = flag(128, "tokens of each answer", least=1)
@@ -78,7 +76,6 @@ class RoundMemory:
 
 
 def study(options: Options) -> Result:
-    """Every preset beside the full cache."""
     lines = sorted(PROMPTS.read_text(encoding="utf-8").splitlines(), key=len, reverse=True)
     prompts = [json.loads(line)["prompt"] for line in lines[: options.requests]]
     scoring, observation = Stopwatch(), observer.Observation

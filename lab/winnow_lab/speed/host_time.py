@@ -35,8 +35,6 @@ PARTS = ("schedule", "execute", "output")
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """The model's shape, and the batch."""
-
     layers: int = flag(32, least=1)
     kv_heads: int = flag(8, least=1)
     sequences: tuple[int, ...] = flag((32, 64, 256), "of a step", least=1)
@@ -59,7 +57,6 @@ class NoModel:
 
 
 def open_engine(options: Options, sequences: int) -> Engine:
-    """Return an engine for this number of sequences whose executor computes nothing."""
     limits = {"max_num_seqs": sequences, "max_num_batched_tokens": max(2048, sequences)}
     config = EngineConfig.from_options({"kv_memory": options.kv_memory, **limits})
     most, heads, layers = options.prompt + 1024, options.kv_heads, options.layers
@@ -100,7 +97,6 @@ def measure(engine: Engine, sequences: int, prompt: int, steps: int) -> dict[str
 
 
 def study(options: Options) -> Result:
-    """Every number of sequences."""
     found = {
         f"{sequences}": measure(open_engine(options, sequences), sequences, options.prompt, options.steps)
         for sequences in options.sequences

@@ -40,7 +40,6 @@ NO_EXPERTS = {"num_local_experts": 0, "num_experts_per_tok": 0}
 
 
 def sizes(vocab: int, hidden: int, layers: int, **more: Any) -> dict[str, Any]:
-    """Return the sizes that every configuration has, and others."""
     common = COMMON | {"vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": layers}
     return common | more
 
@@ -81,8 +80,6 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """The shape, the batch, the conversation."""
-
     shape: str = flag("small", choices=tuple(SHAPES))
     seqs: int = flag(16, "sequences", least=1)
     tokens: int = flag(32, "that each gets", least=1)
@@ -108,7 +105,6 @@ def sequence_bytes(config: Any) -> tuple[int, int]:
 
 
 def best_of(times: int, run: Callable[[], Any]) -> float:
-    """Seconds of the fastest of some runs."""
     found = []
     for _ in range(times):
         start = time.perf_counter()
@@ -132,7 +128,6 @@ def products_per_second() -> float:
 
 
 def greedy(num_tokens: int) -> SamplingParams:
-    """Parameters of an answer of that many tokens."""
     return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
 
 
@@ -175,7 +170,6 @@ def rival_seconds(model: Any, prompts: torch.Tensor, tokens: int, *, experts: bo
 
 
 def study(options: Options) -> Result:
-    """Decoding, its limits, and the conversation."""
     torch.manual_seed(0)
     config: Any = SHAPES[options.shape]()
     prompts = torch.randint(3, config.vocab_size, (options.seqs, options.prompt))

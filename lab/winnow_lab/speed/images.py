@@ -44,8 +44,6 @@ UNKNOWN = {"unk_token": "<s>"}
 
 @dataclass(frozen=True)
 class Options(PageOptions):
-    """The decoder's depth, and the picture."""
-
     layers: int = flag(8, "of the decoder, of 28", least=3)
     side: int = flag(448, "of the picture, in pixels", least=64)
     rounds: int = flag(3, "over all cells", least=1)

@@ -33,8 +33,6 @@ Q4_0, Q8_0 = "winnow, q4_0", "winnow, q8_0"
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """Rows and types."""
-
     dtype: str = flag("bfloat16", choices=("bfloat16", "float32", "float16"))
     rows: tuple[int, ...] = flag((1, 8, 32, 128, 512, 2048), "tokens of a step", least=1)
     repeats: int = flag(9, least=1)
@@ -92,7 +90,6 @@ def one_dnn(weight: Tensor) -> Callable[[Tensor], Tensor]:
 
 @torch.inference_mode()
 def study(options: Options) -> Result:
-    """Every number of rows, all ways in turn."""
     if options.threads:
         torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)

@@ -30,8 +30,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """The model, and the text."""
-
     model: Path = flag()
     windows: int = flag(16, least=1)
     tokens: int = flag(1024, "of a window", least=GIVEN + 1)
@@ -61,7 +59,6 @@ def change(mine: list[float], theirs: list[float]) -> tuple[float, float]:
 
 
 def study(options: Options) -> Result:
-    """Every setting beside the first."""
     found = {}
     for name, own in SETTINGS.items():
         found[name] = losses(options, own)

@@ -4,15 +4,11 @@ from typing import NamedTuple
 
 
 class Page(NamedTuple):
-    """A file of docs/results, and what it settled."""
-
     file: str
     settled: str
 
 
 class Entry(NamedTuple):
-    """One study."""
-
     command: str
     question: str
     pages: tuple[Page, ...] = ()

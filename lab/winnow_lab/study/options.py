@@ -51,8 +51,6 @@ class StudyOptions(Flags):
 
 @dataclass(frozen=True)
 class PageOptions(StudyOptions):
-    """Flags of a study that has a page."""
-
     output: Path | None = flag(
         Path("docs/results"), "folder of the page, its numbers and figures", short=("-o",)
     )
@@ -114,7 +112,7 @@ def flag_of(name: str) -> str:
 def parse(
     kind: type[_Options], text: str, words: Sequence[str] | None = None, prog: str | None = None
 ) -> _Options:
-    """Read a command line (None: that of this process). `--help` begins with `text`; a mistyped flag ends the program."""
+    """Read a command line (None: this process's). `--help` begins with `text`; a mistyped flag ends the program."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=prog, description=text, formatter_class=form, allow_abbrev=False)
     add_options(parser, kind)

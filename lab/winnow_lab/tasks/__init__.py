@@ -11,10 +11,10 @@ TASKS: Mapping[str, str] = MappingProxyType(
     {
         **tasks.TASKS,
         "nq-open": "winnow_lab.tasks.nq_open:NQ_OPEN",
-        "gsm8k": "winnow_lab.tasks.gsm8k:GSM8K",
-        "gsm8k-flexible": "winnow_lab.tasks.gsm8k:GSM8K_FLEXIBLE",
-        "summaries": "winnow_lab.tasks.summaries:SUMMARIES",
-        "summaries-rouge-2": "winnow_lab.tasks.summaries:SUMMARIES_ROUGE_2",
+        "gsm8k": "winnow_lab.tasks.shots:GSM8K",
+        "gsm8k-flexible": "winnow_lab.tasks.shots:GSM8K_FLEXIBLE",
+        "summaries": "winnow_lab.tasks.shots:SUMMARIES",
+        "summaries-rouge-2": "winnow_lab.tasks.shots:SUMMARIES_ROUGE_2",
         "bbh": "winnow_lab.tasks.bbh:BBH",
     }
 )

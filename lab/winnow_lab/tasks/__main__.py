@@ -9,7 +9,6 @@ from winnow_lab.tasks import TASKS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate what `argv` asks for and return the exit code."""
     parser = Parser(prog="python -m winnow_lab.tasks")
     configure(parser, TASKS)
     return exit_code(lambda: execute(parser.parse_args(argv)))

@@ -52,11 +52,7 @@ NQ_OPEN = NqOpenTask()
 
 
 def read_questions(path: Path) -> list[tuple[str, tuple[str, ...]]]:
-    """Return questions and accepted answers from lines of `{"question", "answer": [...]}`.
-
-    Raises:
-        DatasetError: the file cannot be read, or a line is malformed.
-    """
+    """Return questions and accepted answers from lines of `{"question", "answer": [...]}`."""
     return [(row.text("question"), row.texts("answer")) for row in read_json_lines(path)]
 
 

@@ -1,8 +1,9 @@
-"""Worked examples in front of a task's questions."""
+"""Tasks asked behind worked examples: mathematics in words (GSM8K, arXiv:2110.14168, as lm-evaluation-harness asks it),
+summaries of texts (SciTLDR, arXiv:2004.15011, or CNN/DM and alike from files)."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from winnow.errors import EvaluationError
@@ -76,7 +77,6 @@ class ShotsTask:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """See `Task`."""
         return (self.name,)
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
@@ -116,3 +116,44 @@ class ShotsTask:
                 for _, row in rows
             ),
         )
+
+
+GSM8K = ShotsTask(
+    "mathematics in words; the number behind ####",
+    name="gsm8k",
+    published="in grade_school_math/data of openai/grade-school-math",
+    metric="gsm8k-strict",
+    ask=lambda row: f"Question: {row.text('question')}\nAnswer:",
+    answers=lambda row: (row.text("answer"),),
+    shots=5,
+    answer_tokens=256,
+    stop=("Question:", "</s>", "<|im_end|>"),
+)
+GSM8K_FLEXIBLE = replace(
+    GSM8K, summary="mathematics in words; the last number of the answer", metric="gsm8k-flexible"
+)
+
+
+def _lines(row: Record, *fields: str) -> tuple[str, ...]:
+    """The text, or the texts, of the first of the fields that a row has, each on one line."""
+    field = next((name for name in fields if name in row.fields), fields[0])
+    texts = row.texts(field) if isinstance(row.fields.get(field), list) else (row.text(field),)
+    return tuple(" ".join(text.split()) for text in texts)
+
+
+# Fields of CNN/DM, and of SciTLDR.
+SUMMARIES = ShotsTask(
+    "summaries of a text behind worked examples; ROUGE-L, the best of several references",
+    name="summaries",
+    published="in SciTLDR-Data/SciTLDR-A of allenai/scitldr; rows of article and highlights (CNN/DM) do as well",
+    metric="first-line-longbench-rouge-l",
+    ask=lambda row: f"Text: {' '.join(_lines(row, 'article', 'source'))}\nSummary:",
+    answers=lambda row: _lines(row, "highlights", "target"),
+    shots=4,
+    answer_tokens=128,
+    stop=("\nText:",),
+    train=False,
+)
+SUMMARIES_ROUGE_2 = replace(
+    SUMMARIES, summary="summaries of a text behind worked examples; ROUGE-2", metric="first-line-rouge-2"
+)

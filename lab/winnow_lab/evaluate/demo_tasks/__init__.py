@@ -18,8 +18,6 @@ _QUOTING_TOKENS = 36
 
 @dataclass(frozen=True)
 class Question:
-    """One question and its only right answer."""
-
     text: str
     answer: str
 
@@ -42,8 +40,6 @@ class DemoSample:
 
 @dataclass(frozen=True)
 class DemoDocument:
-    """One context with several questions, each answerable from the context alone."""
-
     category: str
     context: str
     questions: tuple[Question, ...]
@@ -300,9 +296,6 @@ def make_document(
 
     Args:
         planted: number of hidden lines (for "passage", sentences in a passage); fewer where they do not fit.
-
-    Raises:
-        ValueError: the category is unknown, or not even the fewest lines fit.
     """
     if category not in CATEGORIES:
         raise ValueError(f"unknown category {category!r}: expected one of {', '.join(CATEGORIES)}")

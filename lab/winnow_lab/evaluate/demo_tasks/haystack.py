@@ -9,8 +9,6 @@ CountTokens = Callable[[str], int]
 
 @dataclass(frozen=True)
 class Haystack:
-    """Sentences in their order in the source, and the tokens each one takes inside a text."""
-
     sentences: tuple[str, ...]
     lengths: tuple[int, ...]
 

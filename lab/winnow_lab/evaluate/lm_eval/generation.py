@@ -43,8 +43,6 @@ def sampling_for(asked: Mapping[str, Any], default_max_tokens: int, **own: Any) 
         asked: `until`, `max_gen_toks` and its other names, `do_sample`, `temperature`,
             sampling parameters under their names in `SamplingParams`, and what transformers' and vLLM's generation know
             besides, at the value that changes nothing. null means left out.
-        default_max_tokens: where the task says nothing.
-        own: further fields of `SamplingParams`.
 
     Raises:
         EvaluationError: something is asked for that Winnow does not have.

@@ -30,7 +30,6 @@ class LmEvalPlan:
     """Request to lm_eval; the fields are arguments of its `simple_evaluate`.
 
     Attributes:
-        include_path: a directory with more task files.
         limit: documents of each task; None: all.
     """
 
@@ -41,7 +40,6 @@ class LmEvalPlan:
     apply_chat_template: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, but for where files lie."""
         values = asdict(self)
         del values["include_path"]
         return values | {"tasks": list(self.tasks)}
@@ -56,11 +54,7 @@ class LmEvalPlan:
         return digest.hexdigest()
 
     def task_manager(self) -> TaskManager:
-        """The manager that finds the tasks' files.
-
-        Raises:
-            EvaluationError: there is no such task; names the nearest.
-        """
+        """The manager that finds the tasks' files; where there is no such task, EvaluationError names the nearest."""
         if self.include_path is not None:
             # Its own tasks are thousands of files, and reading them takes seconds.
             manager = TaskManager(include_path=str(self.include_path), include_defaults=False)
@@ -96,12 +90,10 @@ class LmEvalResult:
         return metrics
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """The reverse of `to_json`."""
         return cls(**values)
 
 
@@ -116,9 +108,6 @@ def run_cell(
     """Run the plan's tasks under one way of keeping KVs, called `name`.
 
     Where the engine refuses a request the cell is refused: a mean over the others would be one of other documents.
-
-    Raises:
-        EvaluationError: a task asks for what Winnow does not have.
     """
     try:
         found = simple_evaluate(

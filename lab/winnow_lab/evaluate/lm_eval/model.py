@@ -35,10 +35,6 @@ class WinnowLM(TemplateLM):
         keeping: what stays of each context; None: what the engine was opened with.
         rolling_context: tokens of context before each stretch of a text that is scored as a whole
             (`loglikelihood_rolling`), which is as long; None: half of what the model takes.
-        on_step: called after every step of the engine.
-
-    Raises:
-        EvaluationError: there is no tokenizer, or the context leaves no room.
     """
 
     backend = "causal"
@@ -118,7 +114,6 @@ class WinnowLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A conversation as the model's template writes it."""
         if not self.tokenizer.chat_template:
             raise EvaluationError("the model has no chat template: leave --apply-chat-template out")
         return str(

@@ -24,7 +24,6 @@ class Record:
     fields: dict[str, Any]
 
     def text(self, field: str) -> str:
-        """A string."""
         value = self._value(field)
         if not isinstance(value, str):
             self.fail(f"{field!r} must be a string, not {_kind(value)}")
@@ -38,18 +37,15 @@ class Record:
         return tuple(values)
 
     def entries(self, field: str) -> list[Any]:
-        """A list."""
         value = self._value(field)
         if not isinstance(value, list):
             self.fail(f"{field!r} must be a list, not {_kind(value)}")
         return value
 
     def records(self, field: str) -> list["Record"]:
-        """A list of objects."""
         return _records(self.entries(field), f"{self.place}, {field!r}")
 
     def fail(self, reason: str) -> NoReturn:
-        """Raise DatasetError with the place and what is wrong there."""
         raise DatasetError(f"{self.place}: {reason}")
 
     def _value(self, field: str) -> Any:
@@ -64,11 +60,7 @@ def shipped(task: str) -> Path:
 
 
 def find_file(directory: Path, name: str, published: str) -> Path:
-    """The file of that name in `directory`, packed by gzip (`name` and ".gz") or not.
-
-    Raises:
-        DatasetError: there is neither; names --data, and says that the file is `published`, as "by the project X".
-    """
+    """The file of that name in `directory`, or packed as `name`.gz. `published` tells where it is, as "by X"."""
     for candidate in _candidates(directory, name):
         if candidate.is_file():
             return candidate
@@ -80,7 +72,6 @@ def find_file(directory: Path, name: str, published: str) -> Path:
 
 
 def has_file(directory: Path, name: str) -> bool:
-    """Whether `find_file` would find it."""
     return any(candidate.is_file() for candidate in _candidates(directory, name))
 
 
@@ -144,15 +135,8 @@ def _record(value: Any, place: str) -> Record:
 
 
 def _kind(value: Any) -> str:
-    names = {
-        str: "a string",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-        bool: "a boolean",
-    }
-    return "null" if value is None else names[type(value)]
+    names = {str: "a string", list: "a list", dict: "an object", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")
 
 
 def shipped_sentences() -> tuple[str, ...]:

@@ -12,8 +12,7 @@ from winnow_lab.evaluate.demo_tasks.words import NAMES
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks.draws import shuffled
 from winnow_lab.evaluate.tasks.files import shipped_sentences
-from winnow_lab.evaluate.tasks.fit import check_lengths
-from winnow_lab.evaluate.tasks.task import TaskSettings
+from winnow_lab.evaluate.tasks.task import TaskSettings, check_lengths
 
 # Tokens that may follow beyond the length of the right answer.
 _ANSWER_ROOM = 8
@@ -25,11 +24,7 @@ def _samples(
     default_samples: int,
     make: Callable[[TaskSettings, Haystack, str, int, int], Sample],
 ) -> list[Sample]:
-    """`settings.samples` of every length and category; `make` gets the prose, category, tokens and number of each.
-
-    Raises:
-        EvaluationError: the model does not take a length.
-    """
+    """`settings.samples` of every length and category; `make` gets the prose, category, tokens and number of each."""
     check_lengths(settings)
     haystack = Haystack.build(shipped_sentences(), settings.count_tokens)
     return [
@@ -199,11 +194,7 @@ DOCUMENTS = Documents()
 def document_sample(
     settings: TaskSettings, haystack: Haystack, category: str, tokens: int, number: int
 ) -> Sample:
-    """A passage of `haystack` with facts in it and a question about each.
-
-    Raises:
-        EvaluationError: `tokens` leave no room for one.
-    """
+    """A passage of `haystack` with facts in it and a question about each."""
     rng = random.Random(f"{settings.seed}/documents/{tokens}/{number}")
     count = settings.questions if settings.questions > 1 else _FACTS_ASKED
     if count > len(NAMES):

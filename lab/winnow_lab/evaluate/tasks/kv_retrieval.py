@@ -9,8 +9,7 @@ from winnow.errors import EvaluationError
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks.draws import chosen, distinct
 from winnow_lab.evaluate.tasks.files import Record, find_file, has_file, read_json_lines, shipped
-from winnow_lab.evaluate.tasks.fit import check_lengths, largest_fitting
-from winnow_lab.evaluate.tasks.task import TaskSettings
+from winnow_lab.evaluate.tasks.task import TaskSettings, check_lengths, largest_fitting
 
 _FILES = MappingProxyType({f"{keys}-keys": f"kv-retrieval-{keys}_keys.jsonl" for keys in (75, 140, 300)})
 _GROWN = "grown"

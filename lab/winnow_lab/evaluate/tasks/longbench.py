@@ -25,7 +25,6 @@ class Subset:
     Attributes:
         metric: a key of `winnow.metrics.METRICS`.
         chat: whether the prompt goes through the model's chat template. Examples and code to be continued do not.
-        stop: strings that end the answer.
     """
 
     metric: str

@@ -1,4 +1,4 @@
-"""Interface of a task."""
+"""Interface of a task, and texts of a length that is asked for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from winnow.llm import LLM
 
 CountTokens = Callable[[str], int]
+_FIRST_GUESS = 16
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,6 @@ class TaskSettings:
 
 
 class Task(Protocol):
-    """A kind of work with right answers."""
-
     @property
     def summary(self) -> str:
         """One line for `winnow eval --help`."""
@@ -55,20 +54,11 @@ class Task(Protocol):
         """Rows of its table, in their order."""
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
-        """The samples, the same for the same settings.
-
-        Raises:
-            DatasetError: a file is missing (names it), or a row of it is malformed (names file and line).
-            EvaluationError: the settings do not suit the task.
-        """
+        """The samples, the same for the same settings; raises DatasetError or EvaluationError."""
 
 
 def settings_for(llm: "LLM", **options: Any) -> TaskSettings:
-    """`TaskSettings` for a model; `options` are its other fields.
-
-    Raises:
-        EvaluationError: the model's directory has no tokenizer.
-    """
+    """`TaskSettings` for a model, which needs a tokenizer; `options` are its other fields."""
     tokenizer = llm.tokenizer
     if tokenizer is None:
         raise EvaluationError("an evaluation needs a tokenizer, which the model's directory does not have")
@@ -86,3 +76,34 @@ def settings_for(llm: "LLM", **options: Any) -> TaskSettings:
         return str(tokenizer.decode(tokens[:front])) + str(tokenizer.decode(back))
 
     return TaskSettings(lambda text: len(encode(text)), truncate, llm.max_model_len, **options)
+
+
+def check_lengths(settings: TaskSettings) -> None:
+    """Raise EvaluationError for a length that the model does not take, before texts of it are made."""
+    for tokens in settings.tokens:
+        if tokens > settings.max_model_len:
+            raise EvaluationError(f"--tokens {tokens}: the model takes {settings.max_model_len} at most")
+
+
+def largest_fitting(cost: Callable[[int], int], room: int) -> int | None:
+    """Return a size that fits while the next one does not: `cost(size) <= room < cost(size + 1)`.
+
+    None if size 0 does not fit. Guesses rely on a cost, size -> tokens, that grows without bound and about evenly;
+    where it now and then falls, the size found need not be the largest of all that fit.
+    """
+    at_zero = cost(0)
+    if at_zero > room:
+        return None
+    fits, too_large = 0, None
+    guess = _FIRST_GUESS
+    while too_large is None or too_large - fits > 1:
+        tokens = cost(guess)
+        if tokens <= room:
+            fits = guess
+        else:
+            too_large = guess
+        step = (room - tokens) * guess // max(1, tokens - at_zero)
+        guess = max(guess + step, fits + 1)
+        if too_large is not None:
+            guess = min(guess, too_large - 1)
+    return fits

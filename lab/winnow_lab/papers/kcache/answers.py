@@ -44,11 +44,9 @@ class Answered:
 
     @property
     def mean(self) -> float:
-        """Over categories."""
         return fmean(self.scores.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Every number."""
         fields = {name: value for name, value in vars(self).items() if name != "setting"}
         return {"setting": self.setting.label, "mean": self.mean} | fields
 
@@ -63,7 +61,6 @@ def known_answer(setting: Setting, work: Path) -> Answered | None:
 
 
 def answer(setting: Setting, arguments: Options) -> Answered:
-    """Run a setting, or resume its journals."""
     work: Path = arguments.work / setting.folder
     work.mkdir(parents=True, exist_ok=True)
     results: list[CellResult] = []

@@ -83,7 +83,6 @@ def throughput_table(cells: Sequence[Cell], model: str, kv_memory: str) -> TextT
 
 
 def traffic_table(cells: Sequence[Cell]) -> TextTable:
-    """Bytes on either tier, and values read."""
     return TextTable.of(
         "Bytes held and values read",
         "setting",
@@ -134,7 +133,6 @@ examples:
 
 
 def study(options: Options) -> Result:
-    """Everything that was asked for."""
     silence_transformers()
     options.work.mkdir(parents=True, exist_ok=True)
     model = "demo model" if options.model is None else Path(options.model).name

@@ -89,14 +89,12 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """As the tables name it."""
         if self.top_n is None:
             return "full"
         return f"N={self.top_n}, L={self.layers}" + (f", {self.extra}" if self.extra else "")
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of `LLM`."""
         if self.top_n is None:
             return {}
         # The paper does not say what becomes of the weights; the rows without a word are the plain sum.
@@ -105,7 +103,6 @@ class Setting:
 
     @property
     def folder(self) -> str:
-        """A name for files."""
         return (
             "full"
             if self.top_n is None
@@ -153,12 +150,10 @@ class Options(ModelOptions):
     name: str = flag("kcache", "of the files in --output")
 
     def open(self, **own: Any) -> LLM:
-        """Open an engine for what is timed."""
         options = {"dtype": "bfloat16", "kv_memory": self.kv_memory, "threads": self.threads}
         return LLM(self.model, **options | own)
 
     def journal(self, name: str) -> CellJournal:
-        """Return the journal of what was timed, below the folder of work."""
         names = ("kv_memory", "decode_tokens", "runs", "questions", "samples", "tokens", "seed")
         own = {each: getattr(self, each) for each in names} | {"tokens": list(self.tokens)}
         return CellJournal(self.work / f"{name}.jsonl", own | {"model": self.model and Path(self.model).name})

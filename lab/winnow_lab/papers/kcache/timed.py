@@ -148,11 +148,7 @@ def _conversation(label: str, own: dict[str, Any], options: Options) -> Turns:
 
 
 def _converse(llm: LLM, sample: Sample) -> list[tuple[float, float]]:
-    """Ask the questions of a sample one after the other, each behind all that was said before.
-
-    Returns:
-        Of each the score of its answer, and the seconds it took.
-    """
+    """Ask the questions of a sample one after the other, each behind all that was said before: scores and seconds."""
     tokenizer: Any = llm.tokenizer
     prompt: list[int] = []
     found = []

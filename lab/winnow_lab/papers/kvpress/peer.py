@@ -36,7 +36,6 @@ def make_press(ask: dict[str, Any], context: int) -> Any:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Of all keys and values that the cache holds."""
     return sum(each.nbytes for layer in cache.layers for each in (layer.keys, layer.values))
 
 

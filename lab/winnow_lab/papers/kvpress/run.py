@@ -39,7 +39,6 @@ class Press:
 
     @property
     def label(self) -> str:
-        """For tables that hold Winnow's presets too."""
         return f"kvpress {self.name}"
 
 
@@ -68,8 +67,6 @@ _SECONDS = 24 * 3600
 
 @dataclass(frozen=True)
 class PressCell:
-    """One press at one compression."""
-
     press: Press
     compression: float
 
@@ -88,7 +85,6 @@ class PressCell:
         }
 
     def named(self, query: str) -> Cell:
-        """For the tables."""
         return Cell(self.press.label, Amount(self.compression), query)
 
 
@@ -110,7 +106,6 @@ class _Shared:
 
     @property
     def work(self) -> dict[str, Any]:
-        """For peer.py."""
         return {
             "context": list(self.prompts[0].token_ids[: self.context]),
             "questions": [
@@ -141,10 +136,7 @@ class KvpressRun:
     """kvpress on a list of samples.
 
     Args:
-        model: directory.
-        maker: makes the prompts that Winnow sees too.
         folder: for the work and its answers, which the same work finds again.
-        dtype: of weights and cache.
         query: what is compressed: the context alone, or the question with it.
     """
 
@@ -173,11 +165,7 @@ class KvpressRun:
         self._work_file = folder / f"work-{digest}.json"
 
     def answer(self, environment: Environment, cells: Sequence[PressCell], threads: int) -> None:
-        """Ask what has no answer yet.
-
-        Raises:
-            PeerError: the process failed; holds the end of what it said.
-        """
+        """Ask what has no answer yet; PeerError holds the end of what a process said that failed."""
         known = self._found()
         by_prompt = zip(*map(self._asks, cells), strict=True)
         asks = [ask for of_prompt in by_prompt for ask in of_prompt if _key(ask) not in known]
@@ -194,16 +182,11 @@ class KvpressRun:
         return [cell.ask(place, each.context, each.besides) for place, each in enumerate(self._shared)]
 
     def has_answered(self, cell: PressCell) -> bool:
-        """Whether every prompt has its answers."""
         known = self._found()
         return all(_key(ask) in known for ask in self._asks(cell))
 
     def results(self, cells: Sequence[PressCell], query: str, tokenizer: Any) -> list[CellResult]:
-        """The cells' results, which tables show under `query`.
-
-        Raises:
-            PeerError: an answer is missing.
-        """
+        """The cells' results, which tables show under `query`; raises PeerError where an answer is missing."""
         known = self._found()
         return [self._result(cell, query, tokenizer, known) for cell in cells]
 

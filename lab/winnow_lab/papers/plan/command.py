@@ -23,7 +23,6 @@ ALL = "all"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     parser.usage = f"{parser.prog} [options] [TABLE]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     known = (*TABLES, *PAPERS, ALL)
@@ -33,7 +32,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Compute, show, write, and return the exit code."""
     check_json_path(namespace.json)
     known = {**TABLES, **PAPERS}
     names = known if namespace.table == ALL else [namespace.table]

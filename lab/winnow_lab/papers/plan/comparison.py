@@ -10,15 +10,12 @@ from winnow_lab.report.tables import TextTable
 
 @dataclass(frozen=True)
 class Comparison:
-    """A printed number and ours."""
-
     label: str
     printed: float
     fitted: float
 
     @property
     def error(self) -> float:
-        """Fitted over printed, less 1."""
         return self.fitted / self.printed - 1
 
 

@@ -53,12 +53,7 @@ def _deployment(card: str, compression: float | None, ranking: float) -> Deploym
 
 
 def kv_compress_run(card: str, prompt: int, compression: float | None, ranking: float = 0.0) -> Simulation:
-    """The paper's benchmark, simulated.
-
-    Args:
-        compression: None: vLLM without eviction.
-        ranking: seconds that a round of eviction takes for each KV that it ranks.
-    """
+    """The paper's benchmark; `compression` None: vLLM. `ranking`: seconds that a round takes for each KV it ranks."""
     deployment = _deployment(card, compression, ranking)
     layout, longest = deployment.layout, _LIMIT[card]
     least = CacheSize.of_blocks(layout, layout.blocks_for(longest), _REQUESTS, longest).nbytes(layout)

@@ -139,7 +139,6 @@ class BlockOverhead(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """Both together."""
         return self.unused + self.table
 
 

@@ -61,7 +61,6 @@ class Candidate:
 
     @property
     def request(self) -> dict[str, Any]:
-        """Sampling parameters that choose the policy."""
         amount = {} if self.compression is None else {"compression": self.compression}
         return {"eviction": self.eviction} | amount
 
@@ -77,11 +76,7 @@ def candidates(
     batches: Sequence[int] = (64,),
     kv_dtypes: Sequence[str] = ("auto",),
 ) -> list[Candidate]:
-    """All combinations, and the full cache with each batch; policies that decide how much they keep stand once.
-
-    Raises:
-        ConfigError: no such preset, or a compression below 1.
-    """
+    """All combinations, and the full cache with each batch; policies that decide how much they keep stand once."""
     for rate in compressions:
         EvictionConfig(compression=rate)
 
@@ -120,8 +115,6 @@ class TunePrompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of an engine."""
-
     token_ids: tuple[int, ...]
     text: str
 
@@ -153,7 +146,6 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """New tokens per second."""
         return self.output_tokens / self.seconds if self.seconds else 0.0
 
     @property
@@ -162,12 +154,10 @@ class Trial:
         return wilson(self.mean, len(self.agreement))
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Trial":
-        """What `to_json` gave."""
         own = {"candidate": Candidate(**values["candidate"]), "agreement": tuple(values["agreement"])}
         return cls(**{**values, **own})
 
@@ -221,12 +211,7 @@ def agreement(prompt: TunePrompt, answer: Answer, full: Answer, kind: str) -> fl
 
 
 def run(llm: "LLM", candidate: Candidate, prompts: Sequence[TunePrompt]) -> tuple[list[Answer], float, int]:
-    """Answer prompts under a candidate's policy. Returns the answers, seconds, and the most KV bytes in use.
-
-    Raises:
-        InvalidRequestError: the policy does not go with a prompt.
-        RequestFailedError: a request failed.
-    """
+    """Answer prompts under a candidate's policy. Returns the answers, seconds, and the most KV bytes in use."""
     start = time.perf_counter()
     names: list[str] = []
     done: dict[str, RequestOutput] = {}

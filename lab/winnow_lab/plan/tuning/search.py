@@ -48,7 +48,6 @@ class Search:
         return [prompts[i] for i in order[count:]], [prompts[i] for i in order[:count]]
 
     def rungs(self, count: int) -> list[int]:
-        """Prompts of each rung, up to `count`."""
         sizes, size = [], min(self.first, count)
         while size < count:
             sizes.append(size)
@@ -56,11 +55,9 @@ class Search:
         return [*sizes, count]
 
     def cost(self, trial: Trial) -> float:
-        """What is made small."""
         return trial.kv_bytes if self.objective == BYTES else -trial.rate
 
     def keeps(self, trial: Trial) -> bool:
-        """Whether a trial reaches the target."""
         return trial.error is None and trial.mean >= self.target
 
     def order(self, trial: Trial) -> tuple[bool, float]:
@@ -76,7 +73,6 @@ class Tuner:
         open_engine: opens an engine with a candidate's options; the tuner closes it.
         record: called with each new trial.
         found: trials of an earlier run, which are not repeated.
-        trials: all of them, in the order of the search.
     """
 
     search: Search
@@ -88,7 +84,6 @@ class Tuner:
     _full: dict[str, list[Answer]] = field(default_factory=dict)
 
     def tune(self, candidates: Sequence[Candidate], prompts: Sequence[TunePrompt]) -> "Tuned":
-        """Find the best candidate."""
         try:
             return self._tune(candidates, prompts)
         finally:

@@ -75,11 +75,7 @@ def _guarantee(check: Trial, target: float) -> str:
 
 
 def command(tuned: Tuned, prompts: str, engine: Sequence[str]) -> str | None:
-    """The command line that runs the winner; None: there is none.
-
-    Args:
-        engine: further flags of the engine, as typed.
-    """
+    """The command line that runs the winner, with further flags of the engine as typed; None: there is none."""
     if tuned.best is None:
         return None
     candidate = tuned.best.candidate
@@ -90,11 +86,7 @@ def command(tuned: Tuned, prompts: str, engine: Sequence[str]) -> str | None:
 
 
 def pareto_figure(tuned: Tuned) -> "Figure":
-    """The agreement against the objective: all candidates with most prompts, and those that none beats.
-
-    Raises:
-        WinnowError: matplotlib is not installed.
-    """
+    """The agreement against the objective: all candidates with most prompts, and those that none beats."""
     by_bytes = tuned.search.objective == BYTES
 
     def value(trial: Trial) -> float:

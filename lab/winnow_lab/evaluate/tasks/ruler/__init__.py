@@ -7,7 +7,6 @@ from types import MappingProxyType
 from winnow.errors import DatasetError, EvaluationError
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks.files import has_file
-from winnow_lab.evaluate.tasks.fit import check_lengths, largest_fitting
 from winnow_lab.evaluate.tasks.ruler.documents import (
     HOTPOT,
     SQUAD,
@@ -19,7 +18,7 @@ from winnow_lab.evaluate.tasks.ruler.documents import (
 )
 from winnow_lab.evaluate.tasks.ruler.lists import CommonWords, FrequentWords, Tracking
 from winnow_lab.evaluate.tasks.ruler.needles import Niah
-from winnow_lab.evaluate.tasks.task import TaskSettings
+from winnow_lab.evaluate.tasks.task import TaskSettings, check_lengths, largest_fitting
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
@@ -85,11 +84,7 @@ def _present(data: Path | None) -> tuple[str, ...]:
 
 
 def _sample(settings: TaskSettings, materials: Materials, category: str, tokens: int, number: int) -> Sample:
-    """The sample of the largest size that fits, with as many of the questions as fit.
-
-    Raises:
-        EvaluationError: not even the smallest one fits.
-    """
+    """The sample of the largest size that fits, with as many of the questions as fit."""
     for questions in range(settings.questions, 0, -1):
         draw = Draw(settings.seed, category, tokens, number, questions, materials, settings.count_tokens)
         prompt = _fitted(draw)

@@ -51,8 +51,6 @@ class DocumentQuestion:
 
 @dataclass(frozen=True)
 class DocumentSet:
-    """Documents of a dataset, each once, and its questions."""
-
     documents: tuple[str, ...]
     questions: tuple[DocumentQuestion, ...]
 
@@ -98,12 +96,9 @@ class Draw:
     """One sample of a recipe before its haystack has a size.
 
     Attributes:
-        seed: of the evaluation.
-        recipe: its name.
         tokens: length of prompt and answer together.
         number: of the sample, from 0.
         questions: asked of one context; a recipe may ask fewer.
-        materials: what haystacks are made of.
         count_tokens: tokens of a text, for parts of a prompt that have a length of their own.
     """
 
@@ -125,8 +120,6 @@ class Draw:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A sample without a name."""
-
     context: str
     questions: tuple[Question, ...]
 
@@ -135,11 +128,7 @@ class Recipe(Protocol):
     """One of the 13 tasks. The same draw and size make the same prompt."""
 
     def prompt(self, draw: Draw, size: int) -> Prompt:
-        """The prompt whose haystack has `size` units (words, lines, documents) beside what every prompt must hold.
-
-        Raises:
-            EvaluationError: the haystack cannot be made so large.
-        """
+        """The prompt whose haystack has `size` units (words, lines, documents) beside what every prompt must hold."""
 
 
 def read_passages(path: Path) -> DocumentSet:
@@ -156,9 +145,6 @@ def read_squad(path: Path) -> DocumentSet:
     """Every paragraph as a document; paragraphs of the same article are near.
 
     Questions without an answer are left out.
-
-    Raises:
-        DatasetError: the file cannot be read, an entry is malformed, or no question has an answer.
     """
     places: dict[str, int] = {}
     questions = []
@@ -180,9 +166,6 @@ def read_hotpot(path: Path) -> DocumentSet:
     """The documents, each a title with its paragraph, and the questions.
 
     A question needs all its paragraphs, as in RULER: those that support the answer and those that distract from it.
-
-    Raises:
-        DatasetError: the file cannot be read, an entry is malformed, or there is none.
     """
     places: dict[str, int] = {}
     questions = []

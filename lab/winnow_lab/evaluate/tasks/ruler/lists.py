@@ -11,9 +11,9 @@ from winnow.errors import EvaluationError
 from winnow_lab.evaluate.demo_tasks.haystack import insert
 from winnow_lab.evaluate.sample import Question
 from winnow_lab.evaluate.tasks.draws import distinct, shuffled
-from winnow_lab.evaluate.tasks.fit import largest_fitting
 from winnow_lab.evaluate.tasks.ruler.documents import Draw, Prompt
 from winnow_lab.evaluate.tasks.ruler.needles import NOISE
+from winnow_lab.evaluate.tasks.task import largest_fitting
 
 # Names of the worked example are shorter than those asked for, so that it never holds one of them.
 _EXAMPLE_LETTERS, _LETTERS = 3, 5
@@ -139,7 +139,6 @@ class FrequentWords:
 
     Attributes:
         tokens_per_word: length of the whole in tokens for each word of the vocabulary.
-        letters: of a word.
         top: ranks asked for, after the first.
     """
 

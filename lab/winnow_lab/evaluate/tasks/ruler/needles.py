@@ -26,11 +26,7 @@ def needle(noun: str, key: str, value: str) -> str:
 
 
 def drawn_keys(rng: random.Random, kind: Kind) -> Iterator[str]:
-    """Different keys: pairs of an adjective and a noun, joined by a hyphen, or UUIDs.
-
-    Raises:
-        EvaluationError: more words are asked for than there are pairs.
-    """
+    """Different keys: pairs of an adjective and a noun, joined by a hyphen, or UUIDs."""
     if kind == "uuids":
         while True:
             yield drawn_value(rng, "uuids")
