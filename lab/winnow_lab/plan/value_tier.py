@@ -6,8 +6,7 @@ which it prints 22), s is the prompt's length, d the hidden size and V the bytes
 
 Decode (3, 4): fetching `rows` values of each KV head must take less than what is no longer read on the device,
 `rows * value / from_host < (s - rows) (value + weights) / bandwidth`. Printed, the left side lacks the 2 bytes of an
-element. `rows` is N for each query head of a group, less what these choose alike. Two terms are not the paper's:
-finding the N largest of s weights costs time for every one of them, and for every query head.
+element. `rows` is N for each query head of a group. Finding the N largest of s weights is taken to cost nothing.
 """
 
 import math
@@ -52,34 +51,6 @@ class TierModel:
 
 
 @dataclass(frozen=True)
-class TierSpeeds:
-    """Speeds of the machine.
-
-    Attributes:
-        bandwidth: bytes that the device reads of its own memory.
-        compute: floating-point operations.
-        to_host: bytes that leave the device; from_host: bytes of gathered values that come back.
-        score_seconds: to find the largest weights, for each key and query head; query_seconds: for each query head.
-        weight_bytes: that are read and written for a softmax weight; 0 where weights stay in a cache.
-        in_place: values are read once, where they lie, and not copied first.
-    """
-
-    bandwidth: float
-    compute: float
-    to_host: float
-    from_host: float
-    score_seconds: float = 0.0
-    query_seconds: float = 0.0
-    weight_bytes: float = _WEIGHT_BYTES
-    in_place: bool = False
-
-    @classmethod
-    def of(cls, hardware: Hardware) -> "TierSpeeds":
-        """Return the speeds by data sheet, where selecting costs nothing."""
-        return cls(hardware.bandwidth, hardware.compute, hardware.link, hardware.link)
-
-
-@dataclass(frozen=True)
 class TierGain:
     """Changes by a value tier.
 
@@ -108,76 +79,61 @@ class TierGain:
 
 
 def tier_gain(
-    model: TierModel,
-    speeds: TierSpeeds,
-    *,
-    layers: int,
-    top_n: int,
-    length: int,
-    batch: int = 1,
-    distinct: float = 1.0,
+    model: TierModel, hardware: Hardware, *, layers: int, top_n: int, length: int, batch: int = 1
 ) -> TierGain:
     """Return what keeping the values of layers from `layers` on apart changes for `batch` sequences of `length` tokens.
 
-    Args:
-        top_n: values that a query head reads.
-        distinct: values that a group reads, as a share of those that its query heads choose, at least one head's.
+    A query head reads `top_n` values of each.
     """
     far = max(model.num_layers - layers, 0)
-    full = batch * _attention(model, speeds, length) * model.num_layers
+    full = batch * _attention(model, hardware, length) * model.num_layers
     tiered = batch * (
-        _attention(model, speeds, length) * (model.num_layers - far)
-        + _selected(model, speeds, top_n, length, distinct) * far
+        _attention(model, hardware, length) * (model.num_layers - far)
+        + _selected(model, hardware, top_n, length) * far
     )
-    hidden_from = _hidden_from(model, speeds)
+    hidden_from = _hidden_from(model, hardware)
     return TierGain(
         hidden=length >= hidden_from,
         hidden_from=hidden_from,
         full_seconds=full,
         tiered_seconds=tiered,
-        pays_from=_pays_from(model, speeds, top_n, distinct) if far else None,
+        pays_from=_pays_from(model, hardware, top_n) if far else None,
         moved_bytes=far * model.kv_heads * model.value_bytes,
         kv_bytes=model.num_layers * model.kv_heads * (model.key_bytes + model.value_bytes),
     )
 
 
-def _attention(model: TierModel, speeds: TierSpeeds, length: float) -> float:
+def _attention(model: TierModel, hardware: Hardware, length: float) -> float:
     kvs = model.kv_heads * (model.key_bytes + model.value_bytes)
-    weights = 2 * model.query_heads * speeds.weight_bytes  # written by the softmax, and read with the values
-    return length * (kvs + weights) / speeds.bandwidth
+    weights = 2 * model.query_heads * _WEIGHT_BYTES  # written by the softmax, and read with the values
+    return length * (kvs + weights) / hardware.bandwidth
 
 
-def _rows(model: TierModel, top_n: int, length: float, distinct: float) -> float:
-    return min(length, top_n * max(1.0, model.query_heads // model.kv_heads * distinct))
-
-
-def _selected(model: TierModel, speeds: TierSpeeds, top_n: int, length: float, distinct: float) -> float:
-    rows = _rows(model, top_n, length, distinct)
-    on_device = length * model.kv_heads * model.key_bytes
-    on_device += model.query_heads * speeds.weight_bytes * (length + min(top_n, length))
+def _selected(model: TierModel, hardware: Hardware, top_n: int, length: float) -> float:
+    rows = min(length, top_n * (model.query_heads // model.kv_heads))
     fetched = rows * model.kv_heads * model.value_bytes
-    on_device += 0.0 if speeds.in_place else fetched
-    finding = model.query_heads * (speeds.query_seconds + length * speeds.score_seconds)
-    return on_device / speeds.bandwidth + fetched / speeds.from_host + finding
+    on_device = length * model.kv_heads * model.key_bytes + fetched
+    on_device += model.query_heads * _WEIGHT_BYTES * (length + min(top_n, length))
+    return on_device / hardware.bandwidth + fetched / hardware.link
 
 
-def _pays_from(model: TierModel, speeds: TierSpeeds, top_n: int, distinct: float) -> int | None:
+def _pays_from(model: TierModel, hardware: Hardware, top_n: int) -> int | None:
     """Return the shortest row from which on a query takes less time with values on the host."""
 
     def saved(length: float) -> float:
-        return _attention(model, speeds, length) - _selected(model, speeds, top_n, length, distinct)
+        return _attention(model, hardware, length) - _selected(model, hardware, top_n, length)
 
     # Up to here all values are fetched, or as many as are chosen; from here on each token saves as much.
-    first = max(_rows(model, top_n, math.inf, distinct), float(top_n))
+    first = float(top_n * (model.query_heads // model.kv_heads))
     slope = saved(2 * first) - saved(first)
     if slope <= 0.0:
         return None
     return math.floor(max(first - saved(first) * first / slope, first)) + 1
 
 
-def _hidden_from(model: TierModel, speeds: TierSpeeds) -> int:
+def _hidden_from(model: TierModel, hardware: Hardware) -> int:
     """Return the shortest prompt whose arithmetic takes as long as copying a layer's values out."""
-    needed = speeds.compute * model.kv_heads * model.value_bytes / speeds.to_host  # operations a token
+    needed = hardware.compute * model.kv_heads * model.value_bytes / hardware.link  # operations a token
     return max(1, math.ceil((needed - model.flops_per_token) / (4 * model.hidden_size)))
 
 
@@ -193,7 +149,7 @@ def gain_of(plan: "Plan", tier: ValueTier) -> TierGain:
     }
     return tier_gain(
         TierModel.of(deployment.model, key_bytes, value_bytes),
-        TierSpeeds.of(replace(deployment.hardware, **rates)),
+        replace(deployment.hardware, **rates),
         layers=tier.layers,
         top_n=tier.top_n,
         length=request.prompt_tokens + request.new_tokens,
