@@ -9,7 +9,7 @@ import torch
 
 import winnow_lab.papers.__main__ as papers
 from winnow.report.provenance import Machine, cpu_cache_bytes, report_head, typed_command
-from winnow_lab.study.page import results_json
+from winnow_lab.study.study import results_json
 
 
 def write_cpu(folder: Path, cpu: int, shared_by: str) -> None:

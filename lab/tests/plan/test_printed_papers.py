@@ -4,8 +4,8 @@ import statistics
 
 import pytest
 
-from winnow_lab.papers.plan import PAPERS
 from winnow_lab.papers.plan.baton import mixed_queries, refilled_work, static_work
+from winnow_lab.papers.plan.command import PAPERS
 from winnow_lab.papers.plan.kv_compress import fitted_ranking, kv_compress_run
 from winnow_lab.plan.occupancy import Request
 from winnow_lab.report.tables import TextTable

@@ -19,7 +19,7 @@ from winnow.config import (
 )
 from winnow.errors import UsageError
 from winnow.report.provenance import typed_command
-from winnow_lab.report.console import console, print_tables
+from winnow_lab.report.tables import console, print_tables
 from winnow_lab.study import flag
 from winnow_lab.study.options import Flags, add_options, options_of
 

@@ -16,7 +16,7 @@ from winnow.values.tenants import OTHERS
 from winnow.values.units import parse_bytes
 from winnow_lab.bench.traces import read_trace, scaled
 from winnow_lab.cli.plan import DeviceOptions, add_engine_parts, deployments
-from winnow_lab.report.console import console, print_tables
+from winnow_lab.report.tables import console, print_tables
 from winnow_lab.study import flag
 from winnow_lab.study.options import add_options, flag_of, options_of
 

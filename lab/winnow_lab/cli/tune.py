@@ -17,7 +17,7 @@ from winnow.config import EngineConfig
 from winnow.errors import UsageError
 from winnow.report.provenance import typed_command
 from winnow.values.checks import check_number
-from winnow_lab.report.console import console, print_tables
+from winnow_lab.report.tables import console, print_tables
 from winnow_lab.study import EngineFlags, flag
 from winnow_lab.study.options import add_options, flag_of, options_of
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,7 +28,6 @@ def serving(
     port: int,
     path: str,
     seconds: float,
-    variables: Mapping[str, str] | None = None,
     *,
     own_group: bool = True,
 ) -> Iterator[str]:
@@ -47,7 +46,6 @@ def serving(
             [str(word) for word in command],
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | dict(variables or {}),
             start_new_session=own_group,
         )
         try:

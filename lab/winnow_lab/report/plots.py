@@ -26,13 +26,12 @@ _MANY_POINTS = 40
 
 @dataclass(frozen=True)
 class Line:
-    """Points that belong together; `errors` are standard errors of y. `reference` lines, such as limits, are grey."""
+    """Points that belong together. `reference` lines, such as limits, are grey."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     reference: bool = False
-    errors: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,7 @@ def line_chart(panels: Sequence[Panel], title: str = "", columns: int = 2) -> "F
             look = {"color": "grey", "linestyle": ":"} if line.reference else dict(looks[line.label])
             if len(line.x) > _MANY_POINTS:
                 look.pop("marker", None)
-            [drawn] = axes.plot(line.x, line.y, label=line.label, linewidth=1.5, markersize=4.5, **look)
-            if line.errors:
-                color = drawn.get_color()
-                axes.errorbar(
-                    line.x, line.y, line.errors, fmt="none", ecolor=color, elinewidth=0.7, capsize=2
-                )
+            axes.plot(line.x, line.y, label=line.label, linewidth=1.5, markersize=4.5, **look)
         axes.set_title(panel.title, fontsize="medium")
         _set_axis(axes, "x", panel.x)
         _set_axis(axes, "y", panel.y)

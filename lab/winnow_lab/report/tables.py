@@ -1,4 +1,4 @@
-"""Tables of text, rendered for the terminal and as Markdown."""
+"""Tables of text, rendered for the terminal and as Markdown; rich is imported when something is printed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,9 +6,12 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 _Row = TypeVar("_Row")
+WIDTH = 100
+"""Columns where the output is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,21 @@ class Footnotes:
 
     def lines(self, also: Sequence[str] = ()) -> tuple[str, ...]:
         return (*(f"[{number}] {text}" for text, number in self._numbers.items()), *also)
+
+
+def console() -> "Console":
+    """Return a console on standard output, wide enough for tables, that prints markup verbatim."""
+    from rich.console import Console
+
+    plain = Console(markup=False, emoji=False)
+    return plain if plain.is_terminal else Console(markup=False, emoji=False, width=max(plain.width, WIDTH))
+
+
+def print_tables(out: "Console", tables: Iterable[TextTable], *, dense: bool = False) -> None:
+    """Print each table with title and notes; `dense` as for `TextTable.rich`."""
+    for table in tables:
+        # A title of rich's own would be broken to the table's width.
+        out.print(f"\n{table.title}", highlight=False, markup=False, soft_wrap=True)
+        out.print(table.rich(dense=dense))
+        for note in table.notes:
+            out.print(note, highlight=False, markup=False, soft_wrap=True)

@@ -1,7 +1,9 @@
-"""Running a study: its cells in turn, kept in a journal; its results shown, and written with where they come from."""
+"""Running a study: its cells in turn; its results shown, and written as page and JSON with where they come from."""
 
 import argparse
 import inspect
+import json
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +12,9 @@ from typing import Any, TypeVar
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json
 from winnow.errors import WinnowError
 from winnow.report.provenance import Machine, report_head, typed_command
-from winnow_lab.report.tables import TextTable
+from winnow.values.json_values import dump_json
+from winnow_lab.report.tables import TextTable, console, print_tables
 from winnow_lab.study.options import StudyOptions, add_options, options_of, parse
-from winnow_lab.study.page import page, results_json
 
 _Options = TypeVar("_Options", bound=StudyOptions)
 _Cell = TypeVar("_Cell")
@@ -87,8 +89,6 @@ def perform(options: _Options, measure: Callable[[_Options], Result | Iterable[R
     for result in (found,) if isinstance(found, Result) else found:
         _write(result, head, options, name)
     assert result is not None, "a study yields a result"
-    from winnow_lab.report.console import console, print_tables  # late: some studies measure what is imported
-
     out = console()
     where = f"{Machine(**head['machine'])}; commit {head['commit']}; {head['date']}"
     for line in (result.title, where, *result.facts):
@@ -108,7 +108,7 @@ def _write(result: Result, head: Mapping[str, Any], options: StudyOptions, name:
     stem.with_suffix(".json").write_text(results_json(values, result.lists), encoding="utf-8")
     drawn = result.figures.items() if can_draw() else ()
     figures = [save_figure(draw(), stem.with_name(name + suffix)) for suffix, draw in drawn]
-    text = page(result.title, [head], result.facts, result.notes, result.tables, figures)
+    text = page(result.title, head, result.facts, result.notes, result.tables, figures)
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
@@ -122,3 +122,45 @@ def in_turn(
             rows[name].append(measure(cell))
             print(name, rows[name][-1], flush=True)
         yield rows
+
+
+def page(
+    title: str,
+    head: Mapping[str, Any],
+    facts: Sequence[str],
+    notes: str,
+    tables: Sequence[TextTable],
+    figures: Sequence[Path] = (),
+) -> str:
+    """Everything that a reader of the results needs, in Markdown.
+
+    Args:
+        head: of `report_head`.
+        notes: what columns mean; ends a line.
+    """
+    machine = head["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch_version']}"
+    lines = [
+        f"# {title}",
+        "",
+        f"    {shlex.join(head['command'])}",
+        "",
+        f"(commit {head['commit']}; {where}; {head['date'][:10]})",
+        "",
+        *facts,
+        "",
+        notes,
+    ]
+    for table in tables:
+        lines += table.markdown()
+    lines += [text for path in figures for text in (f"![{path.stem.replace('_', ' ')}]({path.name})", "")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def results_json(numbers: Mapping[str, Any], lists: Collection[str] = ("cells",)) -> str:
+    """A line for each field, and for each entry of the fields in `lists`."""
+    parts = []
+    for name, value in numbers.items():
+        text = "[\n" + ",\n".join(map(dump_json, value)) + "\n]" if name in lists else dump_json(value)
+        parts.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -16,9 +16,9 @@ from winnow.cli.screen.terminal import resume_hint
 from winnow.errors import UsageError
 from winnow.report.provenance import typed_command
 from winnow.values.json_values import dump_json
-from winnow_lab.report.console import console, print_tables
+from winnow_lab.report.tables import console, print_tables
 from winnow_lab.study import EngineFlags, flag
-from winnow_lab.study.page import page
+from winnow_lab.study.study import page
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -119,7 +119,7 @@ class EvalOptions(EngineFlags):
         if self.output is not None:
             values = {**head, "task": name, "cells": [cell.to_json() for cell in cells]}
             (self.output / RESULTS[0]).write_text(dump_json(values, indent=1) + "\n", encoding="utf-8")
-            text = page(f"winnow eval {name}", [head], [f"Model: {head['model']}."], f"{note}\n", [table])
+            text = page(f"winnow eval {name}", head, [f"Model: {head['model']}."], f"{note}\n", [table])
             (self.output / RESULTS[1]).write_text(text, encoding="utf-8")
             print(f"wrote {', '.join(RESULTS)} in {self.output}", file=sys.stderr)
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.report.provenance import typed_command
-from winnow_lab.papers.plan import PAPERS
+from winnow_lab.papers.plan.batch_max import batch_max
+from winnow_lab.papers.plan.baton import baton
+from winnow_lab.papers.plan.kcache import kcache, kcache_attention
+from winnow_lab.papers.plan.kv_compress import kv_compress
 from winnow_lab.papers.plan.memory_text import TABLES
-from winnow_lab.report.console import console, print_tables
+from winnow_lab.report.tables import console, print_tables
 
 DESCRIPTION = """\
 Print tables of the text on KV cache memory, corrected, and what KV-Compress, Batch-Max, BATON and KCache
@@ -20,6 +23,13 @@ examples:
   python -m winnow_lab.papers plan kcache --json kcache.json
 """
 ALL = "all"
+PAPERS = {
+    "kv-compress": kv_compress,
+    "batch-max": batch_max,
+    "baton": baton,
+    "kcache": kcache,
+    "kcache-attention": kcache_attention,
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
