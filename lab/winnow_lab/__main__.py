@@ -8,7 +8,6 @@ from winnow_lab.study.index import listing, results_page
 
 
 def main() -> None:
-    """List the studies."""
     if sys.argv[1:2] == ["seeds"]:
         from winnow_lab.seeds import Options, study
         from winnow_lab.study import run_study

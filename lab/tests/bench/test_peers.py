@@ -386,7 +386,7 @@ def test_the_page_shows_ratios_and_reasons(bench: Any) -> None:
         return {
             "peer": peer, "configuration": name, "kv_memory": "8 sequences", "versions": {peer: "1.0"},
             "output_tokens_per_second": rates, "seconds": rates, "median": median, "error": error,
-            "accuracy": 0.5 if rates else None, "commits": ["abc"], "dates": ["2026-11-26T01:00:00"],
+            "commits": ["abc"], "dates": ["2026-11-26T01:00:00"],
         }  # fmt: skip
 
     rows = [
@@ -395,6 +395,6 @@ def test_the_page_shows_ratios_and_reasons(bench: Any) -> None:
         row("other", "u8", [], "a\nb"),
     ]
     table = "\n".join(page.comparison({"summary": "64 prompts", "configurations": rows}).markdown())
-    assert "| winnow, full cache | 8 sequences | 100 | 100-110 | 1.00 | 50% |" in table
-    assert "| other, bf16 | 8 sequences | 50 |  | 0.50 | 50% |" in table
+    assert "| winnow, full cache | 8 sequences | 100 | 100-110 | 1.00 |" in table
+    assert "| other, bf16 | 8 sequences | 50 |  | 0.50 |" in table
     assert "| none [1] |" in table and "[1] b" in table and "other 1.0" in table

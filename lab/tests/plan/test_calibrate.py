@@ -1,7 +1,7 @@
 """Calibration: what runs measured, the model of time predicts, also of runs that it has not seen."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +48,7 @@ def report(
 def measured(path: Path, model: Path, requests: int, prompt: int, new: int) -> Path:
     """A run on a machine whose factors are TRUE."""
     run = read_run(report(path, model, requests, prompt, new, (1.0, 1.0, None)), CARD)
-    times = run.deployment.times.with_factors(TRUE)
+    times = replace(run.deployment, factors=TRUE).times
     seconds = tuple(None if work is None else times.seconds(work) for work in work_of(run))
     return report(path, model, requests, prompt, new, seconds)
 

@@ -22,7 +22,9 @@ from winnow_lab.plan.hardware import HARDWARE, find_hardware
 from winnow_lab.plan.models import MODELS, find_model, shape_of_config
 from winnow_lab.plan.occupancy import Held, Request
 from winnow_lab.plan.plan_tables import plan_of
-from winnow_lab.plan.step_time import IDEAL, StepWork
+from winnow_lab.plan.step_time import Factors, StepWork
+
+IDEAL = Factors(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0)  # of the data sheet
 
 
 def deployment(model: str = "llama-3-8b", gpu: str = "L4", **options: object) -> Deployment:
@@ -139,7 +141,7 @@ def test_activations_that_fill_a_card_leave_no_number_of_cards() -> None:
 
 
 def test_what_binds() -> None:
-    times = deployment("llama-3-8b", "A100").times.with_factors(IDEAL)
+    times = deployment("llama-3-8b", "A100", factors=IDEAL).times
     assert times.binds(StepWork.decode(1, 100)) == "bandwidth (weights)"
     assert times.binds(StepWork.decode(256, 8000)) == "bandwidth (KVs)"
     assert times.binds(StepWork.prefill(4096, 0)) == "compute"
@@ -176,7 +178,7 @@ def test_held_of_no_sequence() -> None:
 
 
 def test_the_ideal_step_is_the_papers_bandwidth_model() -> None:
-    times = deployment("llama-3-70b", "A100", gpus=4).times.with_factors(IDEAL)
+    times = deployment("llama-3-70b", "A100", gpus=4, factors=IDEAL).times
     ideal = times.ideal(StepWork.decode(64, 2048))
     assert ideal["kv"] == pytest.approx(40 * 2**30 / (4 * 2039e9))
     assert ideal["weights"] == pytest.approx(139e9 / (4 * 2039e9), rel=0.01)

@@ -222,7 +222,6 @@ def cache_error(model: Any, prompts: list[list[int]], wanted: list[list[Chosen]]
 
 
 def alike(found: list[list[Chosen]], wanted: list[list[Chosen]], tolerance: float) -> bool:
-    """Whether answers begin with the same tokens, and these with the same logprobs."""
     return all(
         a[0] == b[0] and abs(a[1] - b[1]) <= tolerance
         for answer, own in zip(found, wanted, strict=True)

@@ -32,8 +32,6 @@ PLAIN: dict[str, Any] = {"attention_backend": "reference", "optimize": False}
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """The work, shorter than it is, what evicts, and how it is computed."""
-
     work: str = flag("w1", "model and work", choices=tuple(PRESETS))
     requests: int | None = flag(3, "prompts")
     prompt_tokens: int | None = flag(None, "in place of the work's own")

@@ -81,7 +81,6 @@ class ThroughputReport:
         return _spread([getattr(each, name) for each in self.passes])
 
     def spread_of_part(self, part: str) -> tuple[float, float, float]:
-        """The same of the seconds of a part of the step."""
         return _spread([each.parts[part] for each in self.passes])
 
     def to_json(self) -> dict[str, Any]:

@@ -23,8 +23,6 @@ TOOL: Any = {
 
 
 class Cases:
-    """One method per thing that is asked; each raises where the answer is wrong."""
-
     def __init__(self, url: str, model: str) -> None:
         self._client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
         self._asked: dict[str, Any] = {"model": model, "max_tokens": 8, "messages": MESSAGES}

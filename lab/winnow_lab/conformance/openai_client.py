@@ -26,8 +26,6 @@ TOOL: Any = {
 
 
 class Cases:
-    """One method per thing that is asked; each raises where the answer is wrong."""
-
     def __init__(self, url: str, model: str) -> None:
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         self.model = model

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Self
 
 from winnow.errors import InvalidRequestError
@@ -18,6 +18,7 @@ from winnow.report.fingerprint import Fingerprint
 from winnow.values.units import format_bytes
 from winnow_lab.evaluate.likelihood import Keeping, Likelihood, Pair, score_pairs
 from winnow_lab.evaluate.plan import engine_identity
+from winnow_lab.report import standard_error
 from winnow_lab.report.tables import Footnotes, TextTable
 from winnow_lab.study.journal import ResultJournal
 
@@ -97,8 +98,8 @@ class Perplexity:
             return None
         pairs = zip(self.scores, reference.scores, strict=True)
         more = [(mine.nats - theirs.nats) / mine.tokens for mine, theirs in pairs]
-        ratio = math.exp(fmean(more))
-        return Change(ratio, ratio * stdev(more) / math.sqrt(len(more)) if len(more) > 1 else None)
+        ratio, error = math.exp(fmean(more)), standard_error(more)
+        return Change(ratio, None if error is None else ratio * error)
 
     def to_json(self) -> dict[str, Any]:
         if self.refusal is not None:

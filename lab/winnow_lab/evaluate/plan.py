@@ -51,7 +51,6 @@ class EvaluationPlan:
         return samples
 
     def categories_of(self, samples: Sequence[Sample]) -> tuple[str, ...]:
-        """The categories that have samples, in the task's order."""
         found = dict.fromkeys(sample.category for sample in samples)
         return tuple(dict.fromkeys(name for name in (*self.task.categories, *found) if name in found))
 

@@ -151,7 +151,6 @@ class Evaluation:
         return uninformative_categories(self.categories, self.full.score, controls)
 
     def headline(self, result: CellResult, query: str | None, amount: Amount) -> Headline:
-        """The mean of `result` over the informative categories in a query mode at an amount."""
         marked = self.marks(query, amount)
         scores = [result.score(name) for name in self.categories if name not in marked]
         return Headline(_mean(scores), len(scores), len(self.categories))

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from winnow import LLM, SamplingParams
+from winnow import LLM
+from winnow_lab.bench.answering import fixed_length
 from winnow_lab.gpu.rows import Work, put
 
 ALL = "full cache, memory for all"
@@ -43,9 +44,9 @@ def measure(work: Work, device: str, *, every: bool) -> None:
             **options,
         )
         with llm:
-            llm.generate(prompts[:2], _params(8))
+            llm.generate(prompts[:2], fixed_length(8))
             start = time.perf_counter()
-            llm.generate(prompts, _params(work.new))
+            llm.generate(prompts, fixed_length(work.new))
             seconds = time.perf_counter() - start
             put(
                 name, work.sequences * work.new / seconds, "tokens/s", preemptions=llm.stats().num_preemptions
@@ -57,13 +58,9 @@ def measure(work: Work, device: str, *, every: bool) -> None:
                     _profile(llm, prompts)
 
 
-def _params(tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-
-
 def _decoding(llm: LLM, prompts: list[list[int]], tokens: int) -> Iterator[float]:
     for prompt in prompts:
-        llm.submit(prompt, _params(tokens))
+        llm.submit(prompt, fixed_length(tokens))
     total = sum(map(len, prompts)) + llm.stats().prompt_tokens
     while llm.has_unfinished and llm.stats().prompt_tokens < total:
         llm.step()
@@ -83,7 +80,7 @@ def _step(llm: LLM, work: Work, prompts: list[list[int]]) -> None:
 def _prefill(llm: LLM, work: Work, prompts: list[list[int]]) -> None:
     """All prompts to their first token; products alone are counted."""
     start = time.perf_counter()
-    llm.generate(prompts, _params(1))
+    llm.generate(prompts, fixed_length(1))
     tokens = len(prompts) * work.prompt
     head = 2 * work.values["hidden_size"] * work.values["vocab_size"]
     flops = tokens * (work.weight_bytes - head)

@@ -188,7 +188,6 @@ def ends(workloads: Sequence[Workload]) -> TextTable:
 
 
 def study(options: Options) -> Result:
-    """Each workload under each reservation."""
     workloads = [of_trace(path, options.max_len) for path in options.trace] or WORKLOADS
     lines = []
     with tempfile.TemporaryDirectory() as directory:

@@ -131,7 +131,6 @@ def memory_for(model: str | None, fits: int, longest: int, requests: int) -> tup
 
 
 def requests_of(count: int, scale: int, seed: int) -> list[TraceRequest]:
-    """The simulated workload with shorter lengths."""
     return [
         replace(
             each,

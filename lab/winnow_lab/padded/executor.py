@@ -261,7 +261,6 @@ class PaddedExecutor:
         return [s for s in self._underway.sequences if not s.finished] if self._underway else []
 
     def stats(self) -> PaddedStats:
-        """The executor's part of the statistics."""
         batch, queue, counters = self._batch, self._queue, self._counters
         return PaddedStats(
             num_running=len(batch.running),

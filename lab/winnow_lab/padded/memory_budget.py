@@ -28,7 +28,6 @@ class MemoryBudget:
 
     @property
     def limit(self) -> int:
-        """Maximum bytes that may be held."""
         return int(self.kv_memory * self.park_above)
 
     @property
@@ -42,11 +41,9 @@ class MemoryBudget:
         return self.limit // self.column_bytes
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """The maximum bytes held by tensors of this size."""
         return rows * columns * self.column_bytes
 
     def fits(self, rows: int, columns: int, reserved_bytes: int = 0) -> bool:
-        """Whether a batch of this size fits beside `reserved_bytes`."""
         return self.nbytes(rows, columns) + reserved_bytes <= self.limit
 
     def admits(self, rows: int, columns: int, reserved_bytes: int = 0) -> bool:

@@ -109,7 +109,6 @@ class Queue:
             self._fetched = self.parked[0], self._fetch(self._kvs[self.parked[0]])
 
     def drop_fetched(self) -> None:
-        """Free what `fetch` has taken."""
         self._fetched = None
 
     def pop(self, sequence: Sequence) -> QueryKVs | None:

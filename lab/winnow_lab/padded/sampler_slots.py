@@ -38,7 +38,6 @@ class SamplerSlots:
         return SamplerOutput(token_ids, logprobs, faults)
 
     def leave(self, sequence: Sequence) -> None:
-        """Release a sequence's slot, if it has one."""
         slot = self._slots.pop(sequence, None)
         if slot is not None:
             self._sampler.remove(slot)

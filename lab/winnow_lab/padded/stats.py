@@ -7,8 +7,6 @@ from winnow.outputs import EngineStats
 
 @dataclass
 class Counters:
-    """Counters that only grow."""
-
     passes: int = 0
     """Forward passes of the running batch."""
     prefills: int = 0

@@ -15,9 +15,9 @@ import torch
 from winnow.errors import ConfigError
 from winnow_lab.peers.configurations import Load
 from winnow_lab.peers.environment import CONVERT_SECONDS, Environment, PeerError, call
-from winnow_lab.peers.peers import PEERS, Configuration, Peer
+from winnow_lab.peers.peers import HERE, PEERS, Configuration, Peer
 from winnow_lab.peers.protocol import Work
-from winnow_lab.peers.runner import Outcome, Runner
+from winnow_lab.peers.runner import Outcome, parse_answers
 from winnow_lab.peers.works import GivenWork
 from winnow_lab.study import StudyOptions, flag
 from winnow_lab.study.journal import CellJournal
@@ -118,12 +118,11 @@ class Comparison:
     """
 
     def __init__(self, given: GivenWork, options: PeerOptions, journal: Path | None, steps: Steps) -> None:
-        folder = options.folder.resolve()
+        self._folder, self._timeout = options.folder.resolve(), options.timeout
         self.given = given
         self._threads = options.threads
         self._steps = steps
-        self._places = Places(folder, given.model)
-        self._runner = Runner(folder, options.timeout)
+        self._places = Places(self._folder, given.model)
         identity = {} if journal is None else given.identity() | {"threads": options.threads}
         self._journal = CellJournal(journal, identity)
         float32_kvs = torch.backends.cpu.get_cpu_capability() != "AVX512"
@@ -201,8 +200,13 @@ class Comparison:
             given.prefix_caching,
             given.sampling,
         )
+        file, script = self._folder / "work.json", outcome.peer.script
+        work.write(file)
+        threads = {name: str(self._threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         try:
-            return {"result": asdict(self._runner.run(python, outcome, work)), "error": None}
+            command = [python, HERE / script, file]
+            output = call(command, script, self._timeout, cwd=self._folder, variables=threads)
+            return {"result": asdict(parse_answers(output, work)), "error": None}
         except PeerError as failed:
             return {"result": None, "error": str(failed)}
 

@@ -30,8 +30,6 @@ class PeerError(WinnowError):
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment that was made for one peer."""
-
     path: Path
 
     @property

@@ -45,7 +45,6 @@ def answer(pipeline: genai.ContinuousBatchingPipeline, work: Work) -> Tokens:
 
 @contextmanager
 def opened(work: Work) -> Iterator[Answer]:
-    """The pipeline with its model."""
     properties = {
         "INFERENCE_NUM_THREADS": work.threads,
         "INFERENCE_PRECISION_HINT": work.options["precision"],

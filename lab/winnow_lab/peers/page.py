@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from winnow_lab.report import standard_error
 from winnow_lab.report.tables import Footnotes, TextTable
 
 Report = Mapping[str, Any]
@@ -21,23 +22,21 @@ W1_NOTES = (
 
 
 def comparison(report: Report) -> TextTable:
-    """Output tokens per second of every row of run.py's report, with the share of right answers where it has one."""
+    """Output tokens per second of every row of run.py's report."""
     lines, notes, rows = [], Footnotes(), report["configurations"]
     whole = (row["median"] for row in rows if (row["peer"], row["configuration"]) == ("winnow", "full cache"))
     base = next(whole, None)
-    judged = any(row.get("accuracy") is not None for row in rows)
     for row in rows:
         begun = f"{row['peer']}, {row['configuration']} | {row['kv_memory']}"
         if row["median"] is None:
             failed = notes.mark(str(row["error"]).splitlines()[-1])
-            lines.append(f"{begun} | none {failed} | | " + " | " * judged)
+            lines.append(f"{begun} | none {failed} | | ")
             continue
         rates = row["output_tokens_per_second"]
         spread = f"{min(rates):.0f}-{max(rates):.0f}" if len(rates) > 1 else ""
         ratio = f"{row['median'] / base:.2f}" if base else ""
-        accuracy = f" | {row['accuracy']:.0%}" if judged else ""
-        lines.append(f"{begun} | {row['median']:.0f} | {spread} | {ratio}{accuracy}")
-    head = "engine | KV memory | tokens/s | least-most | to full cache" + " | right answers" * judged
+        lines.append(f"{begun} | {row['median']:.0f} | {spread} | {ratio}")
+    head = "engine | KV memory | tokens/s | least-most | to full cache"
     rounds = max(len(row["seconds"]) for row in rows)
     fact = f"{report['summary']}; {f'medians of {rounds} rounds' if rounds > 1 else 'one round'}."
     facts = (fact, *versions(report), *notes.lines())
@@ -45,7 +44,6 @@ def comparison(report: Report) -> TextTable:
 
 
 def versions(report: Report) -> list[str]:
-    """Of the engines, each once."""
     found = {}
     for row in report["configurations"]:
         first = next(iter(row["versions"].items()), None)
@@ -103,7 +101,7 @@ def right_answers(scores: Sequence[float]) -> str:
     """Mean and standard error in percent."""
     if not scores:
         return ""
-    return f"{statistics.fmean(scores):.0%} ± {_standard_error(scores):.0%}"
+    return f"{statistics.fmean(scores):.0%} ± {standard_error(scores) or 0.0:.0%}"
 
 
 def pays_from(few: int, many: int, full: tuple[float, float], row: tuple[float, float]) -> int | None:
@@ -142,10 +140,6 @@ def _seconds(row: Row) -> float:
 
 def _ratio(base: Row | None, row: Row | None) -> float | None:
     return None if base is None or row is None else _seconds(base) / _seconds(row)
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def _pays_from(work: Report, few: Report, row: Row) -> str:

@@ -1,18 +1,15 @@
-"""Runs one configuration of one peer in a fresh process."""
+"""Outcome of one configuration of one peer, each round of which is a process of its own."""
 
 import hashlib
 import json
 import statistics
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from winnow_lab.peers.environment import PeerError, call
+from winnow_lab.peers.environment import PeerError
 from winnow_lab.peers.peers import Configuration, Peer
 from winnow_lab.peers.protocol import Answers, Work
 from winnow_lab.peers.works import Exam
-
-SCRIPTS = Path(__file__).parent
 
 
 @dataclass
@@ -75,22 +72,6 @@ class Outcome:
             ],
             "error": self.error,
         }
-
-
-@dataclass(frozen=True)
-class Runner:
-    folder: Path
-    """For descriptions of work."""
-    timeout: float
-    """Seconds that one process may take, loading included."""
-
-    def run(self, python: Path, outcome: Outcome, work: Work) -> Answers:
-        file = self.folder / "work.json"
-        work.write(file)
-        threads = {name: str(work.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        command = [python, SCRIPTS / outcome.peer.script, file]
-        output = call(command, outcome.peer.script, self.timeout, cwd=self.folder, variables=threads)
-        return parse_answers(output, work)
 
 
 def parse_answers(output: str, work: Work) -> Answers:

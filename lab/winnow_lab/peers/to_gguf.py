@@ -115,7 +115,6 @@ def write_bfloat16(model: Path, file: Path) -> None:
 
 
 def main(model: Path, out: Path, kind: str = "BF16") -> None:
-    """Write OUT/model.gguf."""
     out.mkdir()
     wide, file = out / "bfloat16.gguf", out / "model.gguf"
     write_bfloat16(model, wide)

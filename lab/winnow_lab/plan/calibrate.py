@@ -9,7 +9,7 @@ near the defaults.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,7 +68,6 @@ class Calibration(NamedTuple):
 
 
 def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
-    """Fit the factors to measured runs on this hardware."""
     runs = [read_run(path, hardware) for path in paths]
     works = [work_of(run) for run in runs]
     rows, seconds = [], []
@@ -84,7 +83,7 @@ def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
 
 def run_errors(run: Measured, computed: RunWork, factors: Factors) -> tuple[float | None, ...]:
     """Predicted over measured seconds less 1, in the order of `Times`."""
-    times = run.deployment.times.with_factors(factors)
+    times = replace(run.deployment.times, factors=factors)
     return tuple(
         None if work is None or value is None else times.seconds(work) / value - 1
         for work, value in zip(computed, run.times, strict=True)
@@ -150,7 +149,6 @@ def read_run(path: Path, hardware: Hardware) -> Measured:
 
 
 def work_of(run: Measured) -> RunWork:
-    """The work of a run, from its simulation."""
     simulated = run.setup.open(run.deployment)
     engine, executor, workload = simulated.engine, simulated.executor, run.workload
     params = SamplingParams(

@@ -170,7 +170,6 @@ class Deployment:
 
     @property
     def usable_bytes(self) -> int:
-        """Usable bytes of the devices' memory together."""
         return int(self.hardware.memory * self.utilization) * self.gpus
 
     @property
@@ -187,14 +186,14 @@ class Deployment:
         reserved = {"prompt": request.computed, "max": longest}.get(self.cache.kv_reservation, 0)
         return held.at_least(self.layout.blocks_for(reserved))
 
-    def fits(self, request: Request, batch: int, kv_memory: int | None = None) -> bool:
-        """Return whether `batch` such requests fit, on the devices or within `kv_memory`, and on the value tier."""
+    def fits(self, request: Request, batch: int) -> bool:
+        """Return whether `batch` such requests fit, on the devices and on the value tier."""
         tier, blocks = self.layout.value_tier, self.held(request).of_batch(batch)
         if tier is not None and tier.size is not None:
             values = self.layout.tier_bytes(self.kinds(blocks))
             if values > tier.size:
                 return False
-        return self.cache_bytes(request, batch) <= (self.kv_room if kv_memory is None else kv_memory)
+        return self.cache_bytes(request, batch) <= self.kv_room
 
     def cache_bytes(self, request: Request, batch: int) -> int:
         """Return all memory of a cache for `batch` such requests, tables included."""
@@ -217,14 +216,13 @@ class Deployment:
 
     # -- inverses ------------------------------------------------------------------------------------------------
 
-    def largest_batch(self, request: Request, kv_memory: int | None = None) -> int:
-        """Return the most such requests at a time; 0: not even one. `kv_memory` None: all the room that there is."""
-        room = self.kv_room if kv_memory is None else kv_memory
-        if room <= 0:
+    def largest_batch(self, request: Request) -> int:
+        """Return the most such requests at a time; 0: not even one."""
+        if self.kv_room <= 0:
             return 0
         least = min(kind.device_bytes(self.layout.num_accumulators) for kind in self.layout.kinds)
-        most = self.held(request).largest_batch(room // least)
-        return largest(lambda batch: self.fits(request, batch, room), 0, most)  # tables take some of the room
+        most = self.held(request).largest_batch(self.kv_room // least)
+        return largest(lambda batch: self.fits(request, batch), 0, most)  # tables take some of the room
 
     def longest_context(self, batch: int, new_tokens: int) -> int:
         """Return the most tokens of prompt and answer of which `batch` requests fit, beyond the model's limit too."""
@@ -232,10 +230,7 @@ class Deployment:
         def fits(total: int) -> bool:
             try:
                 return self.fits(Request(total - new_tokens, new_tokens), batch)
-            except (
-                ConfigError,
-                InvalidRequestError,
-            ):  # what a policy protects and replays must fit its budget
+            except (ConfigError, InvalidRequestError):  # a policy's budget must hold what it protects
                 return False
 
         found = largest(fits, new_tokens, _MOST_TOKENS) if self.kv_room > 0 else new_tokens

@@ -137,8 +137,6 @@ class History:
 
 
 class Replica:
-    """One simulated engine of a fleet."""
-
     def __init__(self, index: int, setup: EngineSetup, deployment: Deployment, *, leaps: bool = True) -> None:
         self.index = index
         self.simulated = setup.open(deployment)

@@ -5,7 +5,7 @@ reading the weights, reading KVs; and constants per step, layer, sequence, token
 sum is linear in the factors, so that they can be fitted to whole runs. What binds is the largest ideal time.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from winnow_lab.plan.hardware import Hardware
@@ -91,7 +91,7 @@ class TierTraffic:
         return StepWork(link_bytes=sequences * (self.token_bytes + fetched))
 
     def prefill(self, tokens: float) -> StepWork:
-        """Return tokens of prompts leave their values."""
+        """Return the work of tokens of prompts, which leave their values."""
         return StepWork(link_bytes=tokens * self.token_bytes)
 
 
@@ -136,8 +136,6 @@ def usual_factors(hardware: Hardware) -> Factors:
     return CPU_FACTORS if hardware.kind == "cpu" else Factors()
 
 
-IDEAL = Factors(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-"""Factors of the data sheet: a bound from below."""
 PARTS = tuple(each.name for each in fields(Factors))
 
 
@@ -209,9 +207,6 @@ class StepTimes:
         }
         most = max(times, key=lambda part: times[part])
         return names[most] if times[most] >= overhead else "overhead of a step"
-
-    def with_factors(self, factors: Factors) -> "StepTimes":
-        return replace(self, factors=factors)
 
     def ideal_weights(self, work: StepWork) -> float:
         """Return seconds to read the weights in a step; of a mixture, those of experts that tokens are sent to."""

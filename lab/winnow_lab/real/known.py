@@ -7,12 +7,11 @@ writes src/winnow/known_accuracy.json and docs/results/known.md from docs/result
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from winnow.eviction import PRESETS
@@ -21,6 +20,7 @@ from winnow_lab.checkout import ROOT
 from winnow_lab.evaluate.cell import FULL_CELL
 from winnow_lab.real.rows import MIN_SCORE, Row, counts
 from winnow_lab.real.tables import share_of_full
+from winnow_lab.report import standard_error
 from winnow_lab.report.tables import TextTable
 
 RESULTS = ROOT / "docs" / "results"
@@ -106,9 +106,8 @@ def _eval_rows(report: dict[str, Any]) -> Iterator[tuple[str, Row]]:
 def _row(
     work: str, cell: str, method: str, query: str | None, compression: float, scores: list[float]
 ) -> Row:
-    error = stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
-    number = len(scores)
-    return Row(work, cell, method, query, compression, fmean(scores), error, number, number, None, None)
+    mean, error, number = fmean(scores), standard_error(scores), len(scores)
+    return Row(work, cell, method, query, compression, mean, error, number, number, None, None)
 
 
 def rows() -> list[dict[str, Any]]:

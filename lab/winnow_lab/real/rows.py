@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from winnow.report.journal import parse_object, whole_lines
 from winnow_lab.evaluate.cell import AGNOSTIC, QUERIES, Cell
 from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.result import CellResult
+from winnow_lab.report import standard_error
 from winnow_lab.tasks import load_task
 
 TASK_NAMES = ("ruler", "needle", "kv-retrieval", "documents", "gsm8k", "perplexity")
@@ -112,7 +113,7 @@ def row_of(work: Work, result: CellResult, seconds: float | None = None) -> Row:
         query=cell.query,
         compression=cell.amount.compression,
         score=fmean(means) if means else None,
-        error=stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None,
+        error=standard_error(means),
         contexts=len(means),
         answers=len(result.outcomes),
         reached=result.achieved_compression,

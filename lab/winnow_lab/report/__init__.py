@@ -1,5 +1,6 @@
-"""Tables, plots and the console."""
+"""Tables and plots, and two numbers that they show."""
 
+import statistics
 from collections.abc import Sequence
 
 
@@ -8,3 +9,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
     import numpy as np
 
     return float(np.percentile(values, percent)) if values else float("nan")
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """That of the mean; None of fewer than two values."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None

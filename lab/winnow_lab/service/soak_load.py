@@ -113,7 +113,6 @@ class DamagedFiles:
         self._random = Random(f"damage {seed}")
 
     def perhaps(self) -> None:
-        """Damage a file, in the share of calls that was asked for."""
         if self._random.random() >= self._share:
             return
         paths = sorted(self._folder.glob("*.safetensors"))

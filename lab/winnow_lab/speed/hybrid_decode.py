@@ -25,9 +25,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from winnow import LLM, SamplingParams
+from winnow import LLM
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.native import Kernels, instruction_sets
+from winnow_lab.bench.answering import fixed_length
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, run_study
 
@@ -127,15 +128,11 @@ def products_per_second() -> float:
     return 512 * 2048 * 2048 / best_of(5, lambda: kernels.linear(x, weight, None))
 
 
-def greedy(num_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
-
-
 def decode(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
     """Seconds for a number of tokens of each sequence beyond its first."""
-    llm.generate(prompts, greedy(1))
-    first = best_of(2, lambda: llm.generate(prompts, greedy(1)))
-    return best_of(2, lambda: llm.generate(prompts, greedy(1 + num_tokens))) - first
+    llm.generate(prompts, fixed_length(1))
+    first = best_of(2, lambda: llm.generate(prompts, fixed_length(1)))
+    return best_of(2, lambda: llm.generate(prompts, fixed_length(1 + num_tokens))) - first
 
 
 def converse(llm: LLM, num_turns: int, vocab: int) -> list[dict[str, int]]:
@@ -146,7 +143,7 @@ def converse(llm: LLM, num_turns: int, vocab: int) -> list[dict[str, int]]:
         # The last token of an answer was sampled, and is not computed yet.
         new = USER_TOKENS + (1 if history else 0)
         history += torch.randint(3, vocab, (USER_TOKENS,)).tolist()
-        [output] = llm.generate([history], greedy(ANSWER_TOKENS))
+        [output] = llm.generate([history], fixed_length(ANSWER_TOKENS))
         computed = len(history) - output.num_cached_tokens
         turns.append({"prompt": len(history), "new": new, "computed": computed})
         history += output.outputs[0].token_ids

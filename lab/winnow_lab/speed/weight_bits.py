@@ -15,6 +15,7 @@ from typing import Any
 
 from winnow import LLM, SamplingParams
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
+from winnow_lab.report import standard_error
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, run_study
 
@@ -54,8 +55,7 @@ def change(mine: list[float], theirs: list[float]) -> tuple[float, float]:
     """Ratio of perplexities, and its standard error."""
     differences = [a - b for a, b in zip(mine, theirs, strict=True)]
     ratio = math.exp(statistics.fmean(differences))
-    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
-    return ratio, ratio * error
+    return ratio, ratio * (standard_error(differences) or 0.0)
 
 
 def study(options: Options) -> Result:

@@ -181,7 +181,6 @@ STUDIES = (
 
 
 def listing() -> str:
-    """Return a line for each study: its command, its question, the files it wrote."""
     width = max(len(each.command) for each in STUDIES)
     return "\n".join(
         f"{each.command:{width}}  {each.question}"
@@ -191,7 +190,6 @@ def listing() -> str:
 
 
 def results_page() -> str:
-    """Return docs/results/README.md."""
     lines = [
         "# Results",
         "",

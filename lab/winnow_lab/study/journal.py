@@ -153,7 +153,6 @@ class CellJournal:
 
     @property
     def origins(self) -> str:
-        """Where rows come from, as a sentence."""
         rows = [row for each in self.rows.values() for row in each]
         commits, dates = (sorted({str(row[name]) for row in rows}) for name in ("commit", "date"))
         return f"Measured at commits {', '.join(commits)} on {', '.join(dates)}."

@@ -186,7 +186,6 @@ class Layout:
         return questions, self.tokens - taken - sum(map(self._question_tokens, questions))
 
     def _question_tokens(self, question: Question) -> int:
-        """Tokens of a question with its answer and the end token."""
         asked = self.count_tokens(question_suffix(question.text))
         return asked + self.count_tokens(" " + question.answer) + 1
 

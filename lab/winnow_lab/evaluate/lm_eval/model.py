@@ -89,7 +89,6 @@ class WinnowLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Tokens of context and continuation together."""
         return self.llm.max_model_len
 
     @property

@@ -55,7 +55,6 @@ class Record:
 
 
 def shipped(task: str) -> Path:
-    """The directory of the sample that ships with Winnow for a task."""
     return _SHIPPED / task
 
 

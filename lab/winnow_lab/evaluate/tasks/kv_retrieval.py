@@ -74,7 +74,6 @@ def _fitted(settings: TaskSettings, tokens: int, number: int) -> Sample:
     seed = f"{settings.seed}/{name}"
 
     def make(more: int) -> Sample:
-        """The sample with this many pairs besides one for each question."""
         rng = random.Random(seed)
         names = distinct(lambda: str(uuid.UUID(int=rng.getrandbits(128), version=4)))
         pairs = [(next(names), next(names)) for _ in range(settings.questions + more)]

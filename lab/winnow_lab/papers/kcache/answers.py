@@ -14,13 +14,14 @@ from winnow_lab.evaluate.cell import FULL_CELL
 from winnow_lab.evaluate.likelihood import Keeping, Pair
 from winnow_lab.evaluate.perplexity import resumed_perplexity
 from winnow_lab.evaluate.plan import EvaluationPlan
-from winnow_lab.evaluate.prompt import PromptMaker
+from winnow_lab.evaluate.prompt import PromptMaker, common_length
 from winnow_lab.evaluate.result import CellResult
 from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
 from winnow_lab.evaluate.tasks import TaskSettings
 from winnow_lab.evaluate.tasks.task import settings_for
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
 from winnow_lab.papers.kcache.protocol import CATEGORIES, PLAIN, SHOTS, Options, Setting
+from winnow_lab.report import standard_error
 from winnow_lab.tasks import load_task
 
 
@@ -84,10 +85,10 @@ def answer(setting: Setting, arguments: Options) -> Answered:
     answered = Answered(
         setting,
         {name: fmean(found) for name, found in scores.items()},
-        {name: _error(found) for name, found in scores.items()},
+        {name: standard_error(found) or 0.0 for name, found in scores.items()},
         {name: len(found) for name, found in scores.items()},
         fmean(fmean(a == b for a, b in zip(ours, theirs, strict=True)) for ours, theirs in pairs),
-        fmean(_leading(ours, theirs) for ours, theirs in pairs),
+        fmean(common_length(ours, theirs) / len(theirs) for ours, theirs in pairs),
         found.value or math.nan,
     )
     (work / "answered.json").write_text(json.dumps(answered.to_json()), encoding="utf-8")
@@ -148,15 +149,3 @@ def _continuations(llm: LLM, windows: Sequence[Pair], new_tokens: int, path: Pat
 def _read(path: Path) -> list[list[int]]:
     found: list[list[int]] = json.loads(path.read_text(encoding="utf-8"))
     return found
-
-
-def _leading(ours: Sequence[int], theirs: Sequence[int]) -> float:
-    same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(theirs))
-    return same / len(theirs)
-
-
-def _error(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = fmean(values)
-    return float((sum((x - mean) ** 2 for x in values) / (len(values) - 1) / len(values)) ** 0.5)

@@ -107,7 +107,6 @@ def _fitted(way: int, works: Mapping[str, Mapping[int, tuple[StepWork, StepWork]
 
 
 def baton() -> TextTable:
-    """BATON's seconds, and its speedups over batches that run to completion."""
     works = {
         "A6000": {8: _both(mixed_queries, 8), 4: _both(lambda seed: mixed_queries(seed, 2), 4)},
         "RTX-4090": {batch: _both(short_queries, batch) for batch in SHORT},

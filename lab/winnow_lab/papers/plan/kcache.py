@@ -1,5 +1,7 @@
 """KCache: keys on the device, values on the host."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from winnow_lab.papers.plan.comparison import Comparison, comparison_table, times_batch
@@ -94,7 +96,8 @@ def kcache() -> TextTable:
         if printed is not None
     ]
     matrix = np.array([[times.ideal(work)[part] for part in PARTS] for work, _ in fitted])
-    times = times.with_factors(fit(matrix, np.array([seconds for _, seconds in fitted]), Factors(), 0.02))
+    factors = fit(matrix, np.array([seconds for _, seconds in fitted]), Factors(), 0.02)
+    times = replace(times, factors=factors)
     # What selecting costs beside the bytes, per layer and step: from batch 1 at 1k tokens.
     alone = kcache_work(1024, 1, _TOP[0])
     extra = (_KCACHE_NEW / KCACHE[0][3][0] - times.seconds(alone)) / (_KCACHE_NEW * model.num_layers)

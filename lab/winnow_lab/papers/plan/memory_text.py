@@ -38,7 +38,6 @@ MEMORY = (
 
 
 def memory() -> TextTable:
-    """KVs and weights of popular models at 4096 tokens."""
     lines = []
     for label, name, batch, printed in MEMORY:
         model = MODELS[name]
@@ -56,7 +55,6 @@ def memory() -> TextTable:
 
 
 def batch() -> TextTable:
-    """KVs of the 70B model against the batch."""
     printed = {1: 0.31, 8: 2.5, 16: 5, 32: 10, 64: 20, 128: 40, 256: 80}
     weights = 2 * _70B.num_params
     return TextTable.read(
@@ -79,7 +77,6 @@ def heads() -> TextTable:
 
 
 def layout() -> TextTable:
-    """How four A100 are filled."""
     total, weights = 80 * _A100S, 2 * _70B.num_params / GB
     kvs, pool = kv_gib(_70B, 4096, 64), 48
     tokens = int(pool * GIB / _70B.kv_elements())
@@ -202,7 +199,6 @@ _SCALES = {"INT8": 2 / 128, "INT4 (grouped)": 4 / 32, "INT3": 4 / 32, "INT2": 4 
 
 
 def quantization() -> TextTable:
-    """The 70B model's KVs by precision."""
     lines = []
     for name, size, printed, loss in QUANTIZED:
         plain, scaled = (kv_gib(_70B, 4096, 64, each) for each in (size, size + _SCALES.get(name, 0.0)))
@@ -230,7 +226,6 @@ EVICTED = (
 
 
 def eviction() -> TextTable:
-    """The 8B model's KVs under a budget of 1024."""
     whole, *_ = sizes = [kv_gib(MODELS["llama-3-8b"], kept, 1) for _, kept, *_ in EVICTED]
     return TextTable.read(
         "Eviction (Llama 3 8B, 4096 tokens generated, budget 1024)",

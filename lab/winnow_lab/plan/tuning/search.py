@@ -27,7 +27,6 @@ class Search:
         kind: what agreement means, `exact` or `tokens`.
         objective: throughput, or bytes of KVs.
         first: prompts of the first rung; each rung has twice as many.
-        eta: one in `eta` of each rung's candidates reaches the next.
         held_back: part of the prompts that choose nothing, and tell whether the promise holds.
         seed: of which prompts these are.
     """
@@ -36,7 +35,6 @@ class Search:
     kind: str = "tokens"
     objective: str = THROUGHPUT
     first: int = 4
-    eta: int = 2
     held_back: float = 0.34
     seed: int = 0
 
@@ -100,7 +98,7 @@ class Tuner:
             ranked = sorted((t for t in tried if t.error is None), key=search.order)
             possible = [t for t in ranked if t.bounds[1] >= search.target or t.candidate.eviction == FULL]
             if size < len(chosen):
-                kept = possible[: max(math.ceil(len(alive) / search.eta), 1)]
+                kept = possible[: max(math.ceil(len(alive) / 2), 1)]
                 # The full cache keeps its answers, so it stays to fall back on.
                 kept += [t for t in possible if t.candidate.eviction == FULL and t not in kept][:1]
                 alive = [t.candidate for t in kept]
