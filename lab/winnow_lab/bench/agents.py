@@ -55,11 +55,7 @@ class AgentTurn:
 
 @dataclass
 class Played:
-    """A turn as it went.
-
-    Attributes:
-        new_tokens: of the prompt, those that are neither of the turn before nor of its answer.
-    """
+    """A turn as it went; `new_tokens` of its prompt are neither of the turn before nor of its answer."""
 
     session: int
     turn: int

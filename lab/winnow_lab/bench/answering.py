@@ -22,9 +22,6 @@ class Step:
     Attributes:
         seconds: since the first submission.
         outputs: requests that got a token; with `final_only` those that ended.
-        finished: requests that have ended up to now.
-        submitted: requests that have arrived up to now.
-        stats: of the engine behind the step.
     """
 
     seconds: float
@@ -36,13 +33,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Answered:
-    """Requests with all their tokens.
-
-    Attributes:
-        before: the engine's counters before the first submission.
-        outputs: in the order of the requests.
-        refused: requests that could never fit.
-    """
+    """Requests with all their tokens: `outputs` in their order; `before`: the engine's counters before any."""
 
     before: EngineStats
     steps: tuple[Step, ...]
@@ -99,9 +90,6 @@ def answer_all(
         arrivals: of each, in seconds from now, ascending; empty: all at once.
         final_only: steps give no outputs of unfinished requests.
         skip_refused: leave out requests that can never fit.
-
-    Raises:
-        InvalidRequestError: a request does not fit into the model's context or the KV memory.
     """
     before = llm.stats()
     steps: list[Step] = []

@@ -63,7 +63,6 @@ class Measurement:
     """An operation as one backend computed it.
 
     Attributes:
-        kv_format: of stored KVs.
         seconds: for one layer, by repeat.
         reading: bytes per second that memory is read at, at best, where KVs are only read, measured in turn, by repeat.
         unobserved: seconds of the same without scores, where they are observed, measured in turn.

@@ -97,7 +97,6 @@ class KernelCase:
         """A batch of the first sequences decoding one token each, and of the last ones prefilling a chunk each.
 
         Args:
-            observe: what each sequence's queries do to the scores.
             window: only the last `window` queries of a chunk count for scores; 0: all.
         """
         slots = [*self.slots[:decodes], *self.slots[self.config.batch - prefills :]]

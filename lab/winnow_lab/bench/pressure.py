@@ -29,7 +29,6 @@ class PlayedTrace:
 
     Attributes:
         seconds: from the first arrival to the last token.
-        refused: requests that could never fit.
         running: requests that held KVs, of each step.
         latencies: seconds from arrival to last token, of each request.
         first_tokens: seconds from arrival to first token.

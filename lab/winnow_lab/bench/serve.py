@@ -42,7 +42,6 @@ class Outcome:
     """Outcome of one request, as its client saw it.
 
     Attributes:
-        answered: the server has begun to.
         cached_tokens: of the prompt, those that the server says it did not compute; None: it does not say.
     """
 

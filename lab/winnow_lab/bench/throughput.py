@@ -23,7 +23,6 @@ class Pass:
         first_token_seconds: from submission to the first token, the median of all requests.
         running: sequences that held KVs, by step.
         computed_prompt_tokens: more than the prompts hold where a preempted request was computed again.
-        parts: seconds by part of the step: schedule, evict, execute, output.
         kv_bytes_peak: of the engine since its start.
         tokens_sha256: of all answers' token ids: equal work, equal answers.
         decode_step_seconds: median of the steps that computed no token of a prompt; None: there were none.

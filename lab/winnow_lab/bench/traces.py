@@ -30,7 +30,6 @@ class TraceRequest:
         arrival: seconds after the trace's first request.
         prompt_tokens, output_tokens: at least 1 each.
         hash_ids: of the prompt's blocks of `block_tokens` tokens each; empty: nothing is known of them.
-        block_tokens: tokens of a block of the prompt.
     """
 
     arrival: float

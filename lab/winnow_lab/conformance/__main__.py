@@ -29,11 +29,9 @@ class Client:
     """A client.
 
     Attributes:
-        packages: what pip installs; torch comes with every environment.
         command: words, with {python}, {bin}, {url}, {model} (its name), {tokenizer} (its directory), {here} and {out}.
         known: what it is known not to find, and why.
         sources: names among what pip installs that are published as source alone.
-        context: tokens that the server's requests may have.
     """
 
     packages: tuple[str, ...]

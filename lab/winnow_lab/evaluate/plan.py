@@ -25,7 +25,6 @@ class EvaluationPlan:
     """A task, how much of it, and the cells to run it in.
 
     Attributes:
-        cells: `plan_cells` makes them.
         controls: presets among the cells that say which categories are uninformative.
         chat: "auto", "on" or "off"; see `PromptMaker`.
     """

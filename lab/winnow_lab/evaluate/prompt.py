@@ -32,10 +32,7 @@ class Prompt:
 
 
 class PromptMaker:
-    """Maker of prompts for a model.
-
-    `chat` says whether they go through its chat template; "auto": where the sample says so.
-    """
+    """Maker of prompts; `chat` says whether through the model's template, "auto": where the sample says so."""
 
     def __init__(self, tokenizer: Any, chat: str = "auto") -> None:
         if tokenizer is None:

@@ -26,12 +26,7 @@ Missing = Callable[[Cell, Sample, int], bool]
 
 @dataclass(frozen=True)
 class SubAnswer:
-    """One answer of a request: a question in a cell.
-
-    Attributes:
-        question: its place among the sample's questions.
-        forced: tokens at the answer's beginning that are the question's.
-    """
+    """One answer of a request: a question, by its place, in a cell; its first `forced` tokens are the question's."""
 
     cell: Cell
     question: int
@@ -199,9 +194,6 @@ def achieved_compression(report: EvictionReport, eviction: SequenceEviction | No
 
     Once a round after the context's end has mixed them with the question's and the answer's, tokens of all per KV at
     the answer's end.
-
-    Args:
-        eviction: the policy with the numbers of the prompt; None where it never takes anything.
     """
     if eviction is None:
         return 1.0

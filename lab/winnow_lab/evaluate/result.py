@@ -32,7 +32,6 @@ class Outcome:
         question: its place among the sample's questions.
         length: tokens asked for; None where the task's length is not free.
         score: 0..1.
-        prompt_tokens: of context and question.
         achieved_compression: tokens of what the policy judged per KV kept of them; None if the answer ended before
             they were cut.
         kv_bytes: of the blocks that the sequence held when its answer ended.

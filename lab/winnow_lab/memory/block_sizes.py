@@ -58,13 +58,7 @@ class Options(RealModelOptions):
 
 @dataclass(frozen=True)
 class Answered:
-    """What one engine made of the prompts, one way of keeping KVs.
-
-    Attributes:
-        waste: part of 1.
-        rate: new tokens a second.
-        held: bytes of blocks, mean over steps.
-    """
+    """Part of the blocks held that is empty, new tokens a second, and bytes of blocks held, mean over steps."""
 
     waste: float
     rate: float

@@ -29,11 +29,7 @@ class Grouping:
     lookahead: int
 
     def choose(self, waiting: Iterable[Sequence], fits: Callable[[int, int], bool]) -> list[Sequence]:
-        """The next group, given at least one waiting query, in serving order.
-
-        Args:
-            fits: whether there is memory for (rows, columns) of a group of several.
-        """
+        """The next group in serving order, given a waiting query; `fits`: whether memory holds (rows, columns)."""
         oldest, *rest = islice(waiting, max(self.lookahead, 1))
         if oldest.request.wants_prompt_logprobs:  # the logits of all its positions are kept, so it goes alone
             return [oldest]
@@ -59,11 +55,7 @@ class Grouping:
 
 @dataclass(frozen=True)
 class BatchState:
-    """The state that modes decide on.
-
-    Attributes:
-        max_columns: maximum number of columns that the model allows; None: any.
-    """
+    """The state that modes decide on; `max_columns`: the most columns that the model allows, None: any."""
 
     queue: Queue
     batch: Batch

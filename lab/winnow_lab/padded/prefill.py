@@ -69,7 +69,6 @@ class Prefilled:
         cache: row i holds the KVs of sequence i.
         logits: of each sequence's last token, [n, V].
         prompt_logprobs: of the sequences that ask for them: one entry per prompt token but the first.
-        counters: of its forward passes.
     """
 
     sequences: tuple[Sequence, ...]

@@ -45,9 +45,6 @@ class Environment:
 
         Args:
             sources: names among what is needed that are published as source alone; all others must come built.
-
-        Raises:
-            PeerError: pip could not, or would have fetched CUDA libraries; holds the end of what it said.
         """
         mark = self.path / "installed.json"
         torch = f"torch=={version('torch').partition('+')[0]}"

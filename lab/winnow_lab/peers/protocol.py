@@ -69,12 +69,7 @@ Answer = Callable[[Work], Tokens]
 def serve(
     opened: Callable[[Work], AbstractContextManager[Answer]], packages: list[str], **versions: str
 ) -> None:
-    """The main function of a peer's script: read the work, load the model, warm up, answer, print the one line.
-
-    Args:
-        opened: loads what the work names; what it yields answers a work's prompts.
-        packages: whose versions are printed, before `versions`.
-    """
+    """The main function of a peer's script: read the work, load the model, warm up, answer, print the one line."""
     work = Work.read(Path(sys.argv[1]))
     with opened(work) as answer:
         answer(work.warm_up())

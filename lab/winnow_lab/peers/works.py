@@ -164,7 +164,6 @@ class RealWork:
         lengths: of contexts and answers, in tokens.
         kv_seqs: KV memory for that number of whole sequences; None: for all.
         ends: whether the model's end of turn ends answers; else they run on to `new_tokens`.
-        later: contexts are judged before their questions are known.
         begun: the model gets the beginning of its answer, which then ends with its sentence; else it gets that only
             where it does not chat.
     """

@@ -125,12 +125,7 @@ MODELS: Mapping[str, ModelShape] = {name: row.shape(name) for name, row in _PRES
 
 
 def find_model(model: str | Path) -> ModelShape:
-    """The shape of a preset, a directory with config.json, a config.json, or a GGUF file. Nothing is fetched.
-
-    Raises:
-        UnsupportedModelError: the file is damaged, or its model has no attention layers of one kind.
-        ConfigError: there is neither a preset of that name nor such a file.
-    """
+    """The shape of a preset, a directory with config.json, a config.json, or a GGUF file. Nothing is fetched."""
     path = Path(model)
     if str(model).lower() in MODELS and not path.exists():
         return MODELS[str(model).lower()]

@@ -20,12 +20,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Held:
-    """Blocks of one sequence, as the engine's admission counts them.
-
-    Attributes:
-        peak: most that it holds at any time.
-        decoding: most that it holds from the end of its prompt on.
-    """
+    """Blocks of one sequence, as admission counts them: most at any time, and most from the end of its prompt on."""
 
     peak: int
     decoding: int

@@ -238,8 +238,6 @@ def simulate(
     """Serve a trace with `replicas` engines.
 
     Args:
-        trace: by arrival.
-        router: None: one after the other.
         tenants: on whose account requests run, in turn.
         leaps: pass over steps that change lengths alone; the outcome is the same without.
     """

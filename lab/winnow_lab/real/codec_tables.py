@@ -184,11 +184,7 @@ def _mix_table(found: Sequence[Measured], works: Sequence[str]) -> TextTable:
 
 @dataclass(frozen=True)
 class EqualBytes:
-    """Codecs under one policy at equal bytes.
-
-    Attributes:
-        least: what a codec's full cache must score for policies to be run; below it its score stands in.
-    """
+    """Codecs under one policy at equal bytes. Below `least` a codec's full cache stands in for policies."""
 
     found: Sequence[Measured]
     works: Sequence[str]

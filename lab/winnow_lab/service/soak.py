@@ -53,12 +53,7 @@ from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 @dataclass
 class Tally:
-    """What came of the requests so far.
-
-    Attributes:
-        submitted: forks included.
-        faults: one line for each broken promise.
-    """
+    """What came of the requests so far, forks included; `faults` has a line for each broken promise."""
 
     submitted: int = 0
     refused: int = 0

@@ -33,7 +33,6 @@ class ResultJournal(Generic[_Entry]):
 
     Args:
         read: makes an entry again of what its `to_json` gave.
-        overwrite: start afresh.
         answers_alone: options of the engine that change no answer may differ; a warning is logged.
 
     Raises:
@@ -111,9 +110,6 @@ class CellJournal:
 
     Args:
         identity: of the work; rows of another are not mixed in.
-
-    Raises:
-        EvaluationError: the file is of other work.
     """
 
     _FORM, _VERSION = "winnow_cells", 1

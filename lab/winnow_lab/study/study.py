@@ -132,12 +132,7 @@ def page(
     tables: Sequence[TextTable],
     figures: Sequence[Path] = (),
 ) -> str:
-    """Everything that a reader of the results needs, in Markdown.
-
-    Args:
-        head: of `report_head`.
-        notes: what columns mean; ends a line.
-    """
+    """Everything that a reader of the results needs, in Markdown; `notes` end a line."""
     machine = head["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch_version']}"
     lines = [

@@ -43,10 +43,6 @@ def sampling_for(asked: Mapping[str, Any], default_max_tokens: int, **own: Any) 
         asked: `until`, `max_gen_toks` and its other names, `do_sample`, `temperature`,
             sampling parameters under their names in `SamplingParams`, and what transformers' and vLLM's generation know
             besides, at the value that changes nothing. null means left out.
-
-    Raises:
-        EvaluationError: something is asked for that Winnow does not have.
-        InvalidRequestError: a value is out of range.
     """
     taken = {name: value for name, value in asked.items() if value is not None}
     try:

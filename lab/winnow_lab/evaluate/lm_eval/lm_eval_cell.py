@@ -27,11 +27,7 @@ _PARTS = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_bet
 
 @dataclass(frozen=True)
 class LmEvalPlan:
-    """Request to lm_eval; the fields are arguments of its `simple_evaluate`.
-
-    Attributes:
-        limit: documents of each task; None: all.
-    """
+    """Request to lm_eval: arguments of its `simple_evaluate`; `limit`: documents of each task, None: all."""
 
     tasks: tuple[str, ...]
     num_fewshot: int | None = None

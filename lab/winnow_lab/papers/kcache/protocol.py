@@ -76,12 +76,7 @@ SUBJECTS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the tables.
-
-    Attributes:
-        top_n: None: the full cache.
-        extra: further words of `value_tier`, such as "renormalize".
-    """
+    """One row of the tables. `top_n` None: the full cache; `extra`: further words of `value_tier`."""
 
     top_n: int | None = None
     layers: int = 1

@@ -96,13 +96,7 @@ def _measure(llm: LLM, label: str, prompt_tokens: int, batch: int, new_tokens: i
 
 @dataclass(frozen=True)
 class Turns:
-    """One setting.
-
-    Attributes:
-        first, later: part of the answers that are right, of first questions and of those after.
-        first_seconds, later_seconds: of a turn; the first reads the context.
-        device_bytes: of blocks, at most.
-    """
+    """One setting: parts of answers that are right and seconds of a turn, of first questions and of later ones."""
 
     setting: str
     first: float

@@ -26,12 +26,7 @@ SOURCES = ("fire",)
 
 @dataclass(frozen=True)
 class Press:
-    """A press, or one around another.
-
-    Attributes:
-        classes: from the outside in.
-        options: of the innermost, besides the compression ratio; what is left out has kvpress's default.
-    """
+    """A press, or one around another: `classes` from the outside in, `options` of the innermost."""
 
     name: str
     classes: tuple[str, ...]
@@ -90,13 +85,7 @@ class PressCell:
 
 @dataclass(frozen=True)
 class _Shared:
-    """Prompts that begin with the same tokens, which are compressed once.
-
-    Attributes:
-        places: of the sample's questions.
-        context: tokens that are compressed.
-        besides: of what follows, those that Winnow's budget counts too.
-    """
+    """Prompts that begin with the same `context` tokens; `besides`: what of the rest Winnow's budget counts."""
 
     sample: Sample
     places: tuple[int, ...]
@@ -133,12 +122,7 @@ def _shared(sample: Sample, maker: PromptMaker, query: str) -> list[_Shared]:
 
 
 class KvpressRun:
-    """kvpress on a list of samples.
-
-    Args:
-        folder: for the work and its answers, which the same work finds again.
-        query: what is compressed: the context alone, or the question with it.
-    """
+    """kvpress on a list of samples; `query` says what is compressed, `folder` keeps the work and its answers."""
 
     def __init__(
         self,

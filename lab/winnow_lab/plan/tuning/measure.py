@@ -40,13 +40,7 @@ EXACT, TOKENS = "exact", "tokens"
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """Options of an engine.
-
-    Attributes:
-        compression: None: the policy takes none.
-        max_num_seqs: most sequences at the same time.
-        kv_cache_dtype: format of stored KVs; auto: the model's.
-    """
+    """Options of an engine. `compression` None: the policy takes none; `kv_cache_dtype` auto: the model's format."""
 
     eviction: str
     compression: float | None
@@ -124,7 +118,6 @@ class Trial:
     """A candidate's run over some prompts.
 
     Attributes:
-        stage: name of the set of prompts.
         agreement: of each prompt, between 0.0 and 1.0.
         seconds: to answer all of them, submitted at once.
         kv_bytes: most that were in use after a step.

@@ -25,7 +25,6 @@ class Search:
     Attributes:
         target: agreement to keep, above 0 and at most 1.
         kind: what agreement means, `exact` or `tokens`.
-        objective: throughput, or bytes of KVs.
         first: prompts of the first rung; each rung has twice as many.
         held_back: part of the prompts that choose nothing, and tell whether the promise holds.
         seed: of which prompts these are.
@@ -65,13 +64,7 @@ class Search:
 
 @dataclass
 class Tuner:
-    """Runner of a search.
-
-    Attributes:
-        open_engine: opens an engine with a candidate's options; the tuner closes it.
-        record: called with each new trial.
-        found: trials of an earlier run, which are not repeated.
-    """
+    """Runner of a search; `found` are trials of an earlier run, which are not repeated."""
 
     search: Search
     open_engine: OpenEngine

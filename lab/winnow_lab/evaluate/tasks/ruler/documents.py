@@ -142,10 +142,7 @@ def read_passages(path: Path) -> DocumentSet:
 
 
 def read_squad(path: Path) -> DocumentSet:
-    """Every paragraph as a document; paragraphs of the same article are near.
-
-    Questions without an answer are left out.
-    """
+    """Every paragraph as a document, near those of its article; questions without an answer are left out."""
     places: dict[str, int] = {}
     questions = []
     for article in read_json(path).records("data"):
