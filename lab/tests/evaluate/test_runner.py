@@ -16,7 +16,7 @@ from winnow.sampling import SamplingParams
 from winnow_lab.evaluate.cell import FULL_CELL, Cell, amounts_of, engine_needs, plan_cells
 from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.result import Evaluation
-from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
+from winnow_lab.evaluate.runner import evaluate
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks import TaskSettings, load_task
 from winnow_lab.evaluate.tasks.in_prose import NEEDLE
@@ -135,7 +135,7 @@ def test_requests_run_together_and_compressions_share_the_prompt(
 ) -> None:
     running = []
     cells = plan_cells(["kv-compress", "keydiff"], amounts_of([2, 4]), ["aware"])
-    evaluate(llm, make_plan(cells), on_step=lambda now: running.append(now.stats.num_running))
+    evaluate(llm, make_plan(cells), on_step=lambda _done, _all, stats, _: running.append(stats.num_running))
     assert max(running) > 4
     asked = [(params.n, params.compression) for _, params in submitted]
     # Full cache; both compressions after one prompt; and one at a time where rounds fall within the prompt.
@@ -209,8 +209,8 @@ def test_a_killed_evaluation_goes_on_to_the_same_table(
     asked = len(submitted)
     journal = tmp_path / "outcomes.jsonl"
 
-    def kill(now: EvaluationProgress) -> None:
-        if now.done >= 7:
+    def kill(done: int, *_: Any) -> None:
+        if done >= 7:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -223,7 +223,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_table(
             file.write(b'{"cell": "query-agnostic kv-compress 2x", "sam')
     submitted.clear()
     first: list[int] = []
-    resumed = evaluate(llm, plan, journal=journal, on_step=lambda now: first.append(now.done))
+    resumed = evaluate(llm, plan, journal=journal, on_step=lambda done, *_: first.append(done))
     assert first[0] == done
     assert first[-1] == 20
     assert len(submitted) < asked
@@ -252,7 +252,7 @@ def test_a_directory_belongs_to_its_settings(llm: LLM, make_plan: MakePlan, tmp_
     # More cells are no other setting: what is there is kept.
     seen: list[int] = []
     more = make_plan(plan_cells(["kv-compress"], amounts_of([2]), ["aware"]), samples=1, seed=3)
-    evaluate(llm, more, journal=journal, on_step=lambda now: seen.append(now.done))
+    evaluate(llm, more, journal=journal, on_step=lambda done, *_: seen.append(done))
     assert seen[0] == 2
     journal.write_text("something else\n")
     with pytest.raises(EvaluationError, match="is not the journal of an evaluation"):
@@ -311,7 +311,7 @@ def test_without_a_context_there_is_nothing_to_judge_before_the_question(
     aware = replace(plan, cells=plan_cells(["recent"], amounts_of([2]), ["aware"]))
     begun: set[str] = set()
     with pytest.raises(EvaluationError, match=r"scores at most 0\.00 .* nothing can be learnt"):
-        evaluate(llm, aware, on_step=lambda now: begun.add(now.cell))
+        evaluate(llm, aware, on_step=lambda *now: begun.add(now[-1]))
     assert begun <= {"full cache", ""}, "no other cell was begun"
     monkeypatch.setattr("winnow_lab.evaluate.runner.MIN_FULL_SCORE", 0.0)
     assert [len(result.outcomes) for result in evaluate(llm, aware).results] == [questions] * 2

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -18,18 +17,9 @@ from winnow_lab.evaluate.result import MIN_FULL_SCORE, CellResult, Evaluation, O
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.study.journal import ResultJournal
 
-
-@dataclass(frozen=True)
-class EvaluationProgress:
-    """Progress of an evaluation. `done` and `total` count answers over all cells; `cell` is the earliest unfinished."""
-
-    done: int
-    total: int
-    cell: str
-    stats: EngineStats
-
-
-OnStep = Callable[[EvaluationProgress], None]
+OnStep = Callable[[int, int, EngineStats, str], None]
+"""Called with the answers that are there, of how many over all cells, the engine's counters, and the earliest cell that
+is not finished."""
 
 
 def evaluate(
@@ -179,4 +169,4 @@ class _Run:
         if self._on_step is not None:
             oldest = next(iter(self._in_flight.values()), None)
             cell = "" if oldest is None else oldest.sub_answers[0].cell.name
-            self._on_step(EvaluationProgress(self._done, self._total, cell, self._llm.stats()))
+            self._on_step(self._done, self._total, self._llm.stats(), cell)

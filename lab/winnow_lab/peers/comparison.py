@@ -4,9 +4,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,9 @@ class PeerOptions(StudyOptions):
         if self.steps is not None and self.journal is None:
             raise ConfigError("--steps needs --journal, or what was measured would be lost")
 
-
-class Steps:
-    """How many more runs this start may make; None: all."""
-
-    def __init__(self, most: int | None) -> None:
-        self._left = most
-
-    def take(self) -> bool:
-        if self._left is None:
-            return True
-        self._left -= 1
-        return self._left >= 0
+    def runs(self) -> Iterator[int]:
+        """Return an entry for each run that this start may make."""
+        return islice(count(), self.steps)
 
 
 class Places:
@@ -114,10 +106,13 @@ def _require(found: Path | PeerError) -> Path:
 class Comparison:
     """A row for every configuration.
 
-    Of a work whose contexts are judged before their questions, Winnow's alone. `journal` None: no run is kept.
+    Of a work whose contexts are judged before their questions, Winnow's alone. `journal` None: no run is kept; `steps`
+    has an entry for each run that this start may make.
     """
 
-    def __init__(self, given: GivenWork, options: PeerOptions, journal: Path | None, steps: Steps) -> None:
+    def __init__(
+        self, given: GivenWork, options: PeerOptions, journal: Path | None, steps: Iterator[int]
+    ) -> None:
         self._folder, self._timeout = options.folder.resolve(), options.timeout
         self.given = given
         self._threads = options.threads
@@ -152,7 +147,7 @@ class Comparison:
             if outcome.error is None:
                 key = _key(outcome.peer, outcome.configuration, number)
                 [found] = self._journal.rows.get(key, [None])
-                if found is None and not self._steps.take():
+                if found is None and next(self._steps, None) is None:
                     outcome.missing += 1
                     continue
                 if found is None and not self._prepare(outcome):

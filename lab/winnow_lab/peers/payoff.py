@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winnow.errors import ConfigError
-from winnow_lab.peers.comparison import Comparison, PeerOptions, Steps
+from winnow_lab.peers.comparison import Comparison, PeerOptions
 from winnow_lab.peers.page import NOTES, tables
 from winnow_lab.peers.works import RealModel, real_works
 from winnow_lab.study import Result, flag, run_study
@@ -57,7 +57,7 @@ class Options(PeerOptions):
 
 def study(options: Options) -> Iterator[Result]:
     """Install, convert, run in turn. The program ends with `UNFINISHED` while runs are missing."""
-    steps, works = Steps(options.steps), real_works(options.lengths, options.requests)
+    steps, works = options.runs(), real_works(options.lengths, options.requests)
     compared: list[tuple[RealModel, str, Comparison]] = []
     for path in options.model or ():
         model = RealModel(path, options.folder.resolve() / "models")

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from winnow_lab.bench.presets import PRESETS
-from winnow_lab.peers.comparison import Comparison, PeerOptions, Steps
+from winnow_lab.peers.comparison import Comparison, PeerOptions
 from winnow_lab.peers.page import W1_NOTES, comparison
 from winnow_lab.peers.works import make_w1
 from winnow_lab.study import Result, flag, run_study
@@ -42,7 +42,7 @@ def study(options: Options) -> Result:
     numbers = {name: getattr(options, name) for name in ("requests", "prompt_tokens", "new_tokens")}
     workload = PRESETS["w1"].workload.having(**numbers)
     given = make_w1(workload, options.kv_seqs, options.folder.resolve() / "models")
-    compared = Comparison(given, options, options.journal, Steps(options.steps))
+    compared = Comparison(given, options, options.journal, options.runs())
     if options.prepare:
         sys.exit(0 if compared.prepare() else 1)
     for number in range(1, options.rounds + 1):

@@ -24,13 +24,14 @@ from typing import Any
 
 from winnow import LLM
 from winnow.errors import ConfigError
+from winnow.outputs import EngineStats
 from winnow_lab.evaluate.cell import AGNOSTIC, FULL_CELL, QUERIES, Cell, amounts_of, engine_needs, plan_cells
 from winnow_lab.evaluate.likelihood import Keeping
 from winnow_lab.evaluate.perplexity import Perplexity, resumed_perplexity
 from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.requests import make_requests
-from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
+from winnow_lab.evaluate.runner import evaluate
 from winnow_lab.evaluate.tasks.task import settings_for
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
 from winnow_lab.papers.kvpress.run import PACKAGE, PRESSES, SOURCES, KvpressRun, PressCell
@@ -230,8 +231,8 @@ class RealEvaluation:
         return resumed_perplexity(llm, windows, keepings, path)
 
 
-def _show_progress(name: str, progress: EvaluationProgress) -> None:
-    print(f"\r{name}: {progress.done} of {progress.total}, {progress.cell:50.50}", end="", file=sys.stderr)
+def _show_progress(name: str, done: int, total: int, _: EngineStats, cell: str) -> None:
+    print(f"\r{name}: {done} of {total}, {cell:50.50}", end="", file=sys.stderr)
 
 
 def study(options: RealOptions) -> Iterator[Result]:

@@ -76,13 +76,7 @@ def execute(namespace: argparse.Namespace) -> int:
         plan = EvaluationPlan(namespace.task, namespace.loaded, settings, cells, controls, asked.chat)
         head |= {"query": asked.query, "chat": plan.chat, "settings": plan.settings_json()}
         with show_work(asked.progress) as show:
-            found = evaluate(
-                llm,
-                plan,
-                journal=asked.journal,
-                overwrite=asked.overwrite,
-                on_step=lambda now: show(now.done, now.total, now.stats, now.cell),
-            )
+            found = evaluate(llm, plan, journal=asked.journal, overwrite=asked.overwrite, on_step=show)
     show_tables(head, f"{found.prompts} prompts per cell", all_tables(found))
     if asked.output is not None:
         pictures = len(write_report(found, asked.output, head)) - 2

@@ -16,7 +16,7 @@ from winnow_lab.evaluate.perplexity import resumed_perplexity
 from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.prompt import PromptMaker, common_length
 from winnow_lab.evaluate.result import CellResult
-from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
+from winnow_lab.evaluate.runner import evaluate
 from winnow_lab.evaluate.tasks import TaskSettings
 from winnow_lab.evaluate.tasks.task import settings_for
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
@@ -99,8 +99,8 @@ def _evaluate(llm: LLM, task: str, arguments: Options, journal: Path, label: str
     settings = _settings(llm, task, arguments)
     plan = EvaluationPlan(task, load_task(task), settings, (FULL_CELL,), chat=_chat(task))
 
-    def show(progress: EvaluationProgress) -> None:
-        print(f"\r{label}, {task}: {progress.done} of {progress.total}", end="", file=sys.stderr)
+    def show(done: int, total: int, *_: Any) -> None:
+        print(f"\r{label}, {task}: {done} of {total}", end="", file=sys.stderr)
 
     [result] = evaluate(llm, plan, journal=journal, on_step=show).results
     return result
