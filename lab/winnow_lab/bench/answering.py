@@ -2,15 +2,16 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from winnow.errors import CapacityError, ContextLengthError
 from winnow.llm import LLM
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
 
+Tag = TypeVar("Tag")
 OnStep = Callable[[int, EngineStats], None]
 """Called after every step with the number of requests that are done, and the engine's counters."""
 
@@ -127,3 +128,27 @@ def answer_all(
         "an answer has not the length that was asked for"
     )
     return answered
+
+
+def finished(
+    llm: LLM, submitted: Iterable[tuple[str, Tag]], on_step: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Tag, RequestOutput]]:
+    """Submit requests, step until all have ended, and yield each output beside what stands beside its request's id.
+
+    The engine's steps are taken here. What is left when this is stopped or refused is aborted.
+
+    Args:
+        submitted: submits as it is iterated over; of requests with `final_only`.
+    """
+    waiting: dict[str, Tag] = {}
+    try:
+        waiting.update(submitted)
+        while waiting:
+            for output in llm.step():
+                if output.finished and output.request_id in waiting:
+                    output.raise_for_error()
+                    yield waiting.pop(output.request_id), output
+            on_step()
+    finally:
+        for request_id in waiting:
+            llm.abort(request_id)

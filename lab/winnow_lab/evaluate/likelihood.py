@@ -14,6 +14,7 @@ from winnow.outputs import CompletionOutput, EvictionReport
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import MAX_N
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
+from winnow_lab.bench.answering import finished
 from winnow_lab.evaluate.cell import Cell
 
 
@@ -86,8 +87,7 @@ def score_pairs(
 ) -> Iterator[tuple[int, Likelihood]]:
     """Yield the index and likelihood of each pair, as they are done.
 
-    A context is computed, and cut, once for all continuations that follow it. The engine's steps are taken here: do not
-    submit to it elsewhere meanwhile.
+    A context is computed, and cut, once for all continuations that follow it. The engine's steps are taken here.
 
     Args:
         keeping: what stays of each context; None: the full cache.
@@ -101,26 +101,19 @@ def score_pairs(
                 f"pairs[{index}] must have a context and a continuation of at least 1 token each, "
                 f"got {len(pair.context)} and {len(pair.continuation)}"
             )
-    keeping = keeping or Keeping()
-    waiting: dict[str, list[int]] = {}
-    try:
+
+    def submitted() -> Iterator[tuple[str, list[int]]]:
         for indices in _sharing_context(pairs, min(MAX_N, llm.config.scheduler.max_num_seqs)):
             first = pairs[indices[0]]
-            params = _params(first, [pairs[index].continuation for index in indices], keeping)
+            params = _params(first, [pairs[index].continuation for index in indices], keeping or Keeping())
             try:
-                waiting[llm.submit(first.context, params, final_only=True)] = indices
+                yield llm.submit(first.context, params, final_only=True), indices
             except InvalidRequestError as error:
                 raise type(error)(f"pairs[{indices[0]}]: {error}") from None
-        while waiting:
-            for output in llm.step():
-                if output.finished and output.request_id in waiting:
-                    output.raise_for_error()
-                    for index, answer in zip(waiting.pop(output.request_id), output.outputs, strict=True):
-                        yield index, _read(answer, len(pairs[index].continuation))
-            on_step()
-    finally:
-        for request_id in waiting:  # refused or interrupted: leave nothing half done behind
-            llm.abort(request_id)
+
+    for indices, output in finished(llm, submitted(), on_step):
+        for index, answer in zip(indices, output.outputs, strict=True):
+            yield index, _read(answer, len(pairs[index].continuation))
 
 
 def _sharing_context(pairs: Sequence[Pair], most: int) -> Iterator[list[int]]:

@@ -185,8 +185,9 @@ def _bytes(held: float | None) -> str:
 
 def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
     """Write every picture into `directory` as SVG, maps into its folder `maps`; returns their paths."""
-    scores = score_chart(evaluation)
-    paths = [] if scores is None else [save_figure(scores, directory / "score")]
+    panels = [panel for query in evaluation.queries if (panel := _curves(evaluation, query)) is not None]
+    chart = line_chart(panels, f"{evaluation.task}: mean score") if panels else None
+    paths = [] if chart is None else [save_figure(chart, directory / "score")]
     if len(evaluation.lengths) > 1 and len(evaluation.categories) > 1:
         maps = directory / "maps"
         maps.mkdir(exist_ok=True)
@@ -194,12 +195,6 @@ def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
             if result.outcomes:
                 paths.append(save_figure(_map(evaluation, result), maps / result.cell.name.replace(" ", "-")))
     return paths
-
-
-def score_chart(evaluation: Evaluation) -> "Figure | None":
-    """Scores over the compression reached, a panel for each query mode; None: nothing is informative."""
-    panels = [panel for query in evaluation.queries if (panel := _curves(evaluation, query)) is not None]
-    return line_chart(panels, f"{evaluation.task}: mean score") if panels else None
 
 
 def _curves(evaluation: Evaluation, query: str) -> Panel | None:

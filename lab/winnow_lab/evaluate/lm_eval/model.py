@@ -11,6 +11,7 @@ from winnow.errors import EvaluationError
 from winnow.eviction import resolve_policy
 from winnow.sampling import SamplingParams
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
+from winnow_lab.bench.answering import finished
 from winnow_lab.evaluate.likelihood import Keeping, Likelihood, Pair, loglikelihoods, rolling_pairs
 from winnow_lab.evaluate.lm_eval.generation import sampling_for
 
@@ -141,22 +142,14 @@ class WinnowLM(TemplateLM):
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
         """Answers' text, up to the first of the task's stop strings; a prompt too long loses its front."""
-        waiting: dict[str, int] = {}
         texts: dict[int, str] = {}
-        try:
-            for index, request in enumerate(requests):
-                waiting[self.llm.submit(*self._ask(*request.args), final_only=True)] = index
-            while waiting:
-                for output in self.llm.step():
-                    if output.finished and output.request_id in waiting:
-                        output.raise_for_error()
-                        index = waiting.pop(output.request_id)
-                        texts[index] = output.outputs[0].text
-                        self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
-                self._on_step()
-        finally:
-            for request_id in waiting:
-                self.llm.abort(request_id)
+        submitted = (
+            (self.llm.submit(*self._ask(*request.args), final_only=True), index)
+            for index, request in enumerate(requests)
+        )
+        for index, output in finished(self.llm, submitted, self._on_step):
+            texts[index] = output.outputs[0].text
+            self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
         return [texts[index] for index in range(len(requests))]
 
     def _score(self, pairs: Sequence[Pair]) -> list[Likelihood]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from winnow.config import FULL, EvictionConfig
 from winnow.eviction import find_preset, resolve_policy
 from winnow.metrics import score
-from winnow.outputs import RequestOutput
 from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
+from winnow_lab.bench.answering import finished
 from winnow_lab.evaluate.prompt import common_length
 
 if TYPE_CHECKING:
@@ -205,27 +205,17 @@ def agreement(prompt: TunePrompt, answer: Answer, full: Answer, kind: str) -> fl
 
 def run(llm: "LLM", candidate: Candidate, prompts: Sequence[TunePrompt]) -> tuple[list[Answer], float, int]:
     """Answer prompts under a candidate's policy. Returns the answers, seconds, and the most KV bytes in use."""
-    start = time.perf_counter()
-    names: list[str] = []
-    done: dict[str, RequestOutput] = {}
-    peak = 0
-    try:
-        for prompt in prompts:
-            params = replace(prompt.params, n=1, temperature=0.0, **candidate.request)
-            if prompt.messages is not None:
-                names.append(llm.submit_chat(list(prompt.messages), params, final_only=True))
-            else:
-                assert prompt.content is not None, "a prompt has one of the two"
-                names.append(llm.submit(prompt.content, params, final_only=True))
-        while llm.has_unfinished:
-            for output in llm.step():
-                output.raise_for_error()
-                done[output.request_id] = output
-            peak = max(peak, llm.stats().kv_bytes_used)
-    finally:
-        for name in names:  # those of a run that did not come to its end
-            if name not in done:
-                llm.abort(name)
+    start, used = time.perf_counter(), [0]
+    submitted = ((_submit(llm, candidate, prompt), place) for place, prompt in enumerate(prompts))
+    outputs = dict(finished(llm, submitted, lambda: used.append(llm.stats().kv_bytes_used)))
     seconds = time.perf_counter() - start
-    answers = [Answer(tuple(done[name].outputs[0].token_ids), done[name].outputs[0].text) for name in names]
-    return answers, seconds, peak
+    found = [outputs[place].outputs[0] for place in range(len(prompts))]
+    return [Answer(tuple(each.token_ids), each.text) for each in found], seconds, max(used)
+
+
+def _submit(llm: "LLM", candidate: Candidate, prompt: TunePrompt) -> str:
+    params = replace(prompt.params, n=1, temperature=0.0, **candidate.request)
+    if prompt.messages is not None:
+        return llm.submit_chat(list(prompt.messages), params, final_only=True)
+    assert prompt.content is not None, "a prompt has one of the two"
+    return llm.submit(prompt.content, params, final_only=True)
