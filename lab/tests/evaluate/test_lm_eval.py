@@ -161,16 +161,20 @@ class TestRolling:
         ]
         assert rolling_pairs([], 1, 3) == []
 
-    def test_a_text_is_the_sum_of_its_stretches(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(WinnowLM, "max_length", 10)
+    def test_a_text_is_the_sum_of_its_stretches(self, llm: LLM) -> None:
         tokenizer: Any = llm.tokenizer
         text = "Ada lives in Oslo and Bo lives in Rome, which is a large city."
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        [found] = WinnowLM(llm).loglikelihood_rolling([ask("loglikelihood_rolling", text)])
+        [found] = WinnowLM(llm, rolling_context=5).loglikelihood_rolling([ask("loglikelihood_rolling", text)])
         total = sum(
             each.total for each in loglikelihoods(llm, rolling_pairs(tokens, tokenizer.bos_token_id, 5))
         )
         assert found == pytest.approx(total, abs=1e-3)
+        for wrong in (0, llm.max_model_len):
+            with pytest.raises(
+                EvaluationError, match=f"rolling_context must be between 1 and .* got {wrong}"
+            ):
+                WinnowLM(llm, rolling_context=wrong)
 
 
 class TestGenerate:

@@ -34,10 +34,11 @@ def evaluate(
     from winnow_lab.evaluate import runner
     from winnow_lab.evaluate.cell import amounts_of, plan_cells
     from winnow_lab.evaluate.plan import EvaluationPlan
+    from winnow_lab.evaluate.result_tables import ShownEvaluation
     from winnow_lab.evaluate.tasks import load_task
     from winnow_lab.evaluate.tasks.task import settings_for
 
     rates = compression if isinstance(compression, Sequence) else [compression]
     cells = plan_cells(policies, amounts_of(rates), [query], controls)
     plan = EvaluationPlan(task, load_task(task), settings_for(llm, **settings), cells, tuple(controls))
-    return runner.evaluate(llm, plan)
+    return ShownEvaluation(**vars(runner.evaluate(llm, plan)))

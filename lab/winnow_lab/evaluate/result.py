@@ -168,12 +168,6 @@ class Evaluation:
             "cells": [self._cell_json(each) for each in self.results],
         }
 
-    def _repr_markdown_(self) -> str:
-        """Its tables, as a notebook shows them."""
-        from winnow_lab.evaluate.result_tables import all_tables
-
-        return "\n".join(line for table in all_tables(self) for line in table.markdown())
-
     def _cell_json(self, result: CellResult) -> dict[str, Any]:
         cell = result.cell
         row: dict[str, Any] = {"query": cell.query, "preset": cell.preset, **vars(cell.amount)}

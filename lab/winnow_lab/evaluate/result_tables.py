@@ -85,6 +85,13 @@ def length_table(evaluation: Evaluation, query: str) -> TextTable:
     )
 
 
+class ShownEvaluation(Evaluation):
+    """Evaluation that a notebook shows as its tables."""
+
+    def _repr_markdown_(self) -> str:
+        return "\n".join(line for table in all_tables(self) for line in table.markdown())
+
+
 def all_tables(evaluation: Evaluation) -> list[TextTable]:
     tables = []
     for query in evaluation.queries:

@@ -34,6 +34,8 @@ class WinnowLM(TemplateLM):
     Args:
         llm: needs a tokenizer. Its scheduler forms the batches; batch sizes of lm_eval mean nothing here.
         keeping: what stays of each context; None: what the engine was opened with.
+        rolling_context: tokens of context before each stretch of a text that is scored as a whole
+            (`loglikelihood_rolling`), which is as long; None: half of what the model takes.
     """
 
     backend = "causal"
@@ -42,6 +44,7 @@ class WinnowLM(TemplateLM):
         self,
         llm: "LLM",
         keeping: Keeping | None = None,
+        rolling_context: int | None = None,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
@@ -51,6 +54,10 @@ class WinnowLM(TemplateLM):
         self.tokenizer: Any = llm.tokenizer
         self._on_step = on_step
         self._keeping = keeping or _engine_keeping(llm)
+        most = self.max_length // 2
+        self._rolling_context = most if rolling_context is None else rolling_context
+        if not 1 <= self._rolling_context <= most:
+            raise EvaluationError(f"rolling_context must be between 1 and {most}, got {rolling_context}")
 
     @classmethod
     def create_from_arg_obj(
@@ -62,11 +69,11 @@ class WinnowLM(TemplateLM):
         """
         from winnow.llm import LLM
 
-        options = dict(arg_dict)
+        options = {name: value for name, value in arg_dict.items() if name != "rolling_context"}
         device = (additional_config or {}).get("device")
         if device is not None:
             options.setdefault("device", device)
-        return cls(LLM(**options))
+        return cls(LLM(**options), rolling_context=arg_dict.get("rolling_context"))
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
@@ -178,7 +185,7 @@ class WinnowLM(TemplateLM):
 
     def _stretches(self, text: str) -> list[Pair]:
         tokens = self.tok_encode(text, add_special_tokens=False)
-        return rolling_pairs(tokens, self.prefix_token_id, self.max_length // 2)
+        return rolling_pairs(tokens, self.prefix_token_id, self._rolling_context)
 
 
 def _engine_keeping(llm: "LLM") -> Keeping:
