@@ -42,7 +42,7 @@ class Axis:
     """
 
     label: str
-    scale: Literal["linear", "log", "log2"] = "linear"
+    scale: Literal["linear", "log2"] = "linear"
     low: float | None = None
     high: float | None = None
     ticks: Sequence[str] = ()
@@ -136,15 +136,12 @@ def _set_axis(axes: Any, side: Literal["x", "y"], axis: Axis) -> None:
     axes.set(**{f"{side}label": axis.label})
     if axis.ticks:
         getattr(axes, f"set_{side}ticks")(range(len(axis.ticks)), axis.ticks, rotation=20)
-    if axis.scale == "linear":
-        axes.set(**{f"{side}scale": axis.scale})
-    else:
+    if axis.scale == "log2":
         from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-        base, ticks = (2, (1.0,)) if axis.scale == "log2" else (10, (1.0, 2.0, 5.0))
-        getattr(axes, f"set_{side}scale")("log", base=base)
+        getattr(axes, f"set_{side}scale")("log", base=2)
         shown = getattr(axes, f"{side}axis")
-        shown.set_major_locator(LogLocator(base=base, subs=ticks))
+        shown.set_major_locator(LogLocator(base=2))
         shown.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         shown.set_minor_formatter(NullFormatter())
     if axis.low is not None or axis.high is not None:
