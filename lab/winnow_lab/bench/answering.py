@@ -130,7 +130,7 @@ def answer_all(
     return answered
 
 
-def finished(
+def run_all(
     llm: LLM, submitted: Iterable[tuple[str, Tag]], on_step: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Tag, RequestOutput]]:
     """Submit requests, step until all have ended, and yield each output beside what stands beside its request's id.

@@ -14,7 +14,7 @@ from winnow.outputs import CompletionOutput, EvictionReport
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import MAX_N
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
-from winnow_lab.bench.answering import finished
+from winnow_lab.bench.answering import run_all
 from winnow_lab.evaluate.cell import Cell
 
 
@@ -111,7 +111,7 @@ def score_pairs(
             except InvalidRequestError as error:
                 raise type(error)(f"pairs[{indices[0]}]: {error}") from None
 
-    for indices, output in finished(llm, submitted(), on_step):
+    for indices, output in run_all(llm, submitted(), on_step):
         for index, answer in zip(indices, output.outputs, strict=True):
             yield index, _read(answer, len(pairs[index].continuation))
 

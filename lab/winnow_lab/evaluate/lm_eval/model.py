@@ -11,7 +11,7 @@ from winnow.errors import EvaluationError
 from winnow.eviction import resolve_policy
 from winnow.sampling import SamplingParams
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
-from winnow_lab.bench.answering import finished
+from winnow_lab.bench.answering import run_all
 from winnow_lab.evaluate.likelihood import Keeping, Likelihood, Pair, loglikelihoods, rolling_pairs
 from winnow_lab.evaluate.lm_eval.generation import sampling_for
 
@@ -154,7 +154,7 @@ class WinnowLM(TemplateLM):
             (self.llm.submit(*self._ask(*request.args), final_only=True), index)
             for index, request in enumerate(requests)
         )
-        for index, output in finished(self.llm, submitted, self._on_step):
+        for index, output in run_all(self.llm, submitted, self._on_step):
             texts[index] = output.outputs[0].text
             self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
         return [texts[index] for index in range(len(requests))]

@@ -14,7 +14,7 @@ from winnow.eviction import find_preset, resolve_policy
 from winnow.metrics import score
 from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
-from winnow_lab.bench.answering import finished
+from winnow_lab.bench.answering import run_all
 from winnow_lab.evaluate.prompt import common_length
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def run(llm: "LLM", candidate: Candidate, prompts: Sequence[TunePrompt]) -> tupl
     """Answer prompts under a candidate's policy. Returns the answers, seconds, and the most KV bytes in use."""
     start, used = time.perf_counter(), [0]
     submitted = ((_submit(llm, candidate, prompt), place) for place, prompt in enumerate(prompts))
-    outputs = dict(finished(llm, submitted, lambda: used.append(llm.stats().kv_bytes_used)))
+    outputs = dict(run_all(llm, submitted, lambda: used.append(llm.stats().kv_bytes_used)))
     seconds = time.perf_counter() - start
     found = [outputs[place].outputs[0] for place in range(len(prompts))]
     return [Answer(tuple(each.token_ids), each.text) for each in found], seconds, max(used)
