@@ -40,6 +40,6 @@ def test_an_answer_and_a_round_need_no_extension() -> None:
 
 def test_fused_layers_of_a_gpu_need_no_extension(tmp_path: Path) -> None:
     """The model is compared with its own code at load."""
-    model = save_tiny_llama(tmp_path, seed=0)
+    model = save_tiny_llama(tmp_path, seed=0, num_hidden_layers=1)
     done = subprocess.run([sys.executable, "-c", FUSED, model], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
