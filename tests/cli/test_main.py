@@ -406,10 +406,9 @@ def test_what_standard_output_does_not_take_names_it(
     assert code == 2
 
 
-@pytest.mark.parametrize("word", ["policies", "--version"])
-def test_a_process_whose_output_is_not_taken_ends_with_its_code(word: str) -> None:
+def test_a_process_whose_output_is_not_taken_ends_with_its_code() -> None:
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "winnow", word]
+        command = [sys.executable, "-m", "winnow", "--version"]
         process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert process.stderr == "winnow: error: cannot write to standard output: No space left on device\n"
     assert process.returncode == 2

@@ -77,7 +77,8 @@ def busy(server: Running, stop: threading.Event) -> threading.Thread:
     return thread
 
 
-def test_numbers_move(server: Running) -> None:
+def test_numbers_move(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winnow.server.pages.INTERVAL", 0.2)
     stop = threading.Event()
     thread = busy(server, stop)
     try:
