@@ -203,15 +203,25 @@ def _no_mask(batch_size: int, q_length: int, kv_length: int, *_: Any, **options:
 AttentionMaskInterface.register(_OWN, _no_mask)
 
 
-class _Counted(Cache):
-    """Cache of a packed pass that holds nothing: layers that count tokens behind those in a cache get positions."""
+class EmptyCache(Cache):
+    """Cache of one pass that holds nothing."""
 
-    def __init__(self, positions: Tensor) -> None:
+    def __init__(self) -> None:
         super().__init__(layers=[])
-        self._before = positions - torch.arange(len(positions), device=positions.device)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return 0
+
+
+class _Counted(EmptyCache):
+    """Cache of a packed pass: layers that count tokens behind those in a cache get positions."""
+
+    def __init__(self, positions: Tensor) -> None:
+        super().__init__()
+        self._before = positions - torch.arange(len(positions), device=positions.device)
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
         """Return the tokens before a sequence's first, for each token, [T]."""

@@ -12,11 +12,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
-from winnow.models.bind.binding import AttentionStep, cache_argument
+from winnow.models.bind.binding import AttentionStep, EmptyCache, cache_argument
 
 _PRODUCTS = {"matmul", "bmm", "__matmul__"}
 _TIMES = {"mul", "__mul__", "__rmul__", "__imul__", "mul_"}
@@ -161,12 +161,11 @@ def _window_of(mask: Tensor) -> int | None:
     return window if window < len(last) else None
 
 
-class CapturedCache(Cache):
-    """Cache of one pass that holds nothing: keys and values go to a step. A pass of several tokens finds `slopes`, all
-    others read them."""
+class CapturedCache(EmptyCache):
+    """Cache whose keys and values go to a step. A pass of several tokens finds `slopes`, all others read them."""
 
     def __init__(self, step: AttentionStep, slopes: Slopes) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self._step, self._slopes, self._count = step, slopes, 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -176,9 +175,6 @@ class CapturedCache(Cache):
         self._count += 1
         k = _Captured.of("k", layer, key_states.shape, key_states.dtype)
         return k, _Captured.of("v", layer, value_states.shape, value_states.dtype)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0

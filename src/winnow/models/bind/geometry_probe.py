@@ -2,11 +2,11 @@
 
 import inspect
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
@@ -24,9 +24,6 @@ from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.bind.mixers import StateProbe, bind_mixers
 from winnow.models.fast.blocks import stand_ins
 from winnow.models.load.kinds import attending_layers, has_states, takes_attention
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
 
 
 class Carrier:
@@ -104,7 +101,7 @@ _PROBE = "winnow_probe"
 AttentionInterface.register(_PROBE, _probe_attention)
 
 
-def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
+def probe_geometry(model: PreTrainedModel) -> ModelGeometry:
     """Run one token through the model. Modules that attend get their numbers in the cache (`kv_layer`), those that keep
     states are bound to packed rows. Raises UnsupportedModelError: the cache cannot hold what its attention needs."""
     geometry, states = _watch(model)
@@ -112,7 +109,7 @@ def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
     return geometry
 
 
-def predict_geometry(model: "PreTrainedModel") -> ModelGeometry:
+def predict_geometry(model: PreTrainedModel) -> ModelGeometry:
     """Return what `probe_geometry` finds of a model on the device "meta", which is of no use afterwards. Raises
     UnsupportedModelError: as `probe_geometry`."""
     for name, module in model.named_modules():
@@ -121,7 +118,7 @@ def predict_geometry(model: "PreTrainedModel") -> ModelGeometry:
     return _watch(model)[0]
 
 
-def _watch(model: "PreTrainedModel") -> tuple[ModelGeometry, StateProbe]:
+def _watch(model: PreTrainedModel) -> tuple[ModelGeometry, StateProbe]:
     bind_latents(model, (ATTENTION_NAME, _PROBE))
     if not takes_attention(type(model)):
         CapturedPasses(model)
@@ -147,7 +144,7 @@ def _watch(model: "PreTrainedModel") -> tuple[ModelGeometry, StateProbe]:
 
 
 @torch.inference_mode()
-def _run(model: "PreTrainedModel", probe: _Probe, states: StateProbe | None) -> None:
+def _run(model: PreTrainedModel, probe: _Probe, states: StateProbe | None) -> None:
     """Let one token pass, or as many as tell a bias of logits from another."""
     count = 1 if takes_attention(type(model)) else 3
     position = torch.arange(count, device=model.device)[None]
@@ -159,7 +156,7 @@ def _run(model: "PreTrainedModel", probe: _Probe, states: StateProbe | None) -> 
         model(input_ids=token, position_ids=position, **more)
 
 
-def _geometry(probe: _Probe, states: StateProbe, config: "PretrainedConfig") -> ModelGeometry:
+def _geometry(probe: _Probe, states: StateProbe, config: PretrainedConfig) -> ModelGeometry:
     num_layers = len(probe.shapes)
     expected = attending_layers(config)
     chunk = getattr(config, "attention_chunk_size", None)

@@ -17,25 +17,19 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from winnow.attention import Spans
 from winnow.cache.recurrent import RecurrentStates, StateShape
+from winnow.models.bind.binding import EmptyCache
 from winnow.models.fast.state_steps import StateRows, steps_in_place
 
 # What layers call the cache that has their states.
 _CACHE_NAMES = ("cache", "cache_params", "past_key_values")
 
 
-class PackedStates(Cache):
+class PackedStates(EmptyCache):
     """Cache that a packed step hands to the model. KVs are none of it: attention is bound by itself."""
 
     def __init__(self, states: RecurrentStates, spans: Spans) -> None:
-        super().__init__(layers=[])
-        self._states = states
-        self._spans = spans
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+        super().__init__()
+        self._states, self._spans = states, spans
 
     def run(
         self,
@@ -110,12 +104,12 @@ class _Held(Cache):
         self.layers[layer_idx].recurrent_states[0] = linear_cache
 
 
-class StateProbe(Cache):
+class StateProbe(EmptyCache):
     """Cache without a past that writes down the shapes of states, and in `mixers` which modules of the model gave them,
     with their numbers as layers and what they got, [1, 1, size]."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.shapes: dict[tuple[int, str, int], StateShape] = {}
         self.mixers: dict[nn.Module, tuple[int, Tensor]] = {}
         self._model = model
@@ -139,12 +133,6 @@ class StateProbe(Cache):
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         return False

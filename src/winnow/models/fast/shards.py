@@ -7,18 +7,16 @@ the embedding are the same on every rank, so hidden states are too.
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.fast.experts import linear_of
 from winnow.process.ranks import Ranks
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _COLUMNS, _ROWS = "colwise", "rowwise"
 _WHOLE = ("replicated_with_grad_allreduce",)
@@ -47,7 +45,7 @@ class JoinedLinear(nn.Module):
 
 
 @torch.inference_mode()
-def shard_model(model: "PreTrainedModel", geometry: ModelGeometry, ranks: Ranks) -> ModelGeometry:
+def shard_model(model: PreTrainedModel, geometry: ModelGeometry, ranks: Ranks) -> ModelGeometry:
     """Leave a model the weights of one rank. Returns what this rank's cache and kernels depend on.
 
     Raises:
@@ -80,7 +78,7 @@ def shard_model(model: "PreTrainedModel", geometry: ModelGeometry, ranks: Ranks)
     return replace(geometry, num_query_heads=query_heads // size, num_kv_heads=kv_heads // size)
 
 
-def _plan(model: "PreTrainedModel", geometry: ModelGeometry) -> Mapping[str, str]:
+def _plan(model: PreTrainedModel, geometry: ModelGeometry) -> Mapping[str, str]:
     """Return how each module of the model without its head is cut, by its path with * for numbers."""
     plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
     unknown = sorted(set(plan.values()) - {_COLUMNS, _ROWS, *_WHOLE})

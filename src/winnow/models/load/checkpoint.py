@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from winnow.config import ModelConfig
@@ -34,7 +35,7 @@ from winnow.models.load.context import ContextLimit, context_limit
 from winnow.models.load.damage import cannot_load, check_numbers, check_sizes, check_vocabulary, first_line
 from winnow.models.load.directory import sampling_defaults
 from winnow.models.load.hub import locate_tokenizer
-from winnow.models.load.kinds import causal_class, config_class, has_tower, has_tower_class, takes_attention
+from winnow.models.load.kinds import causal_class, has_tower, takes_attention
 from winnow.models.load.loaded import LoadedModel, PlainModel
 from winnow.models.load.processor import Processor, load_processor
 from winnow.models.load.tokens import end_tokens, load_tokenizer
@@ -93,7 +94,7 @@ def load_checkpoint(
     blocks, library = _narrow_weights(config, device, source.dtype, kept=kept)
     report("reading weights")
     attention = "eager" if own else ATTENTION_NAME
-    model = source.load(attention, kept=kept, tower=has_tower_class(model_class))
+    model = source.load(attention, kept=kept, tower=hasattr(model_class, "get_image_features"))
     for name, part in model.named_modules():
         if name.endswith("kv_b_proj"):  # its weight is read beside the layer
             widen_for_good(part)
@@ -245,8 +246,7 @@ def _read_config(path: Path, published: "Published") -> PretrainedConfig:
     model_type = values.get("model_type")
     if model_type is None:
         raise cannot_load(path, "config.json names no model_type")
-    kind = config_class(model_type)
-    if kind is None:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise cannot_load(path, f"transformers knows no model_type {model_type!r}, named in config.json")
     method = (values.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
     if method not in (*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"):
@@ -256,7 +256,7 @@ def _read_config(path: Path, published: "Published") -> PretrainedConfig:
     # auto_map would name code in the directory. It is dropped before anyone could follow it.
     values.pop("auto_map", None)
     try:
-        config = kind.from_dict(values)
+        config = CONFIG_MAPPING[model_type].from_dict(values)
         check_sizes(config)
         check_numbers(config)
     except Exception as error:  # each configuration checks itself in its own way

@@ -1,10 +1,8 @@
 """Kind of the model that a configuration describes, known before its weights are read."""
 
 import sys
-from typing import Any
 
 from transformers import (
-    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     PretrainedConfig,
@@ -74,10 +72,6 @@ def has_tower(config: PretrainedConfig) -> bool:
     return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and hasattr(config, "vision_config")
 
 
-def has_tower_class(model_class: type[PreTrainedModel]) -> bool:
-    return hasattr(model_class, "get_image_features")
-
-
 def text_part(model: PreTrainedModel) -> PreTrainedModel:
     """Return the part of a model that has the decoder's layers: its base model, but beside a vision tower."""
     base: PreTrainedModel = model.base_model
@@ -116,11 +110,6 @@ def head_patterns(config: PretrainedConfig) -> list[str]:
 def _listed(config: PretrainedConfig) -> list[str]:
     listed = next((getattr(config, name) for name in _LAYER_KINDS if getattr(config, name, None)), ())
     return [str(kind) for kind in listed]
-
-
-def config_class(model_type: Any) -> type[PretrainedConfig] | None:
-    known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
-    return CONFIG_MAPPING[model_type] if known else None
 
 
 def _is_encoder(config: PretrainedConfig) -> bool:
