@@ -1,5 +1,6 @@
 """What tests of optimized models share: models bound to attention, and a step that stands in for the engine's."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -41,8 +42,14 @@ class Step:
         return q * spec.scale + (k * v).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
 
 
-def bound(architecture: str, dtype: torch.dtype) -> Any:
-    model = build(ARCHITECTURES[architecture]).to(dtype)
+def bound(architecture: str, dtype: torch.dtype, num_layers: int | None = None) -> Any:
+    """The model, or its first layers."""
+    config = deepcopy(ARCHITECTURES[architecture])
+    if num_layers is not None:
+        config.num_hidden_layers = num_layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:num_layers]
+    model = build(config).to(dtype)
     model.set_attn_implementation(ATTENTION_NAME)
     probe_geometry(model)  # modules that attend get their numbers
     return model

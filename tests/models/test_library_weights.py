@@ -191,7 +191,7 @@ def test_weights_that_humming_does_not_hold_exactly() -> None:
 def save_fp8(path: Path) -> nn.Module:
     """Save a Llama whose linear layers are of fp8 in tiles of 128. Returns the model of the same numbers."""
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
-    save_tiny_llama(path, seed=0, **sizes)
+    save_tiny_llama(path, seed=0, num_hidden_layers=1, **sizes)
     model = AutoModelForCausalLM.from_pretrained(path).eval()
     tensors = dict(model.state_dict())
     for name, part in model.model.named_modules():
@@ -230,8 +230,8 @@ def test_from_a_checkpoint_to_answers(tmp_path: Path, stand_in: type[Layer]) -> 
     assert not any(getattr(part, "kept_blocks", None) for part in loaded.model.modules())
 
 
-def narrowed(form: str, architecture: str = "llama-gqa", **wide: bool) -> Any:
-    model = bound(architecture, torch.bfloat16)
+def narrowed(form: str, architecture: str = "llama-gqa", num_layers: int | None = None, **wide: bool) -> Any:
+    model = bound(architecture, torch.bfloat16, num_layers)
     before = run_model(model, MAX_POSITION, Step())
     weights = LibraryWeights(**wide, weight_dtype=form)
     optimize.optimize_model(model, probe_geometry(model), MAX_POSITION, library=weights)
@@ -247,7 +247,7 @@ def products(part: Any) -> list[type]:
 @pytest.mark.cpu
 @pytest.mark.parametrize("form", ["int8", "fp8"])
 def test_fused_layers_keep_four_narrow_products(form: str, stand_in: type[Layer]) -> None:
-    model = narrowed(form)
+    model = narrowed(form, num_layers=1)
     layers = layers_of(model)
     assert all(type(layer) is FusedLayer for layer in layers)
     assert products(model) == [HummingLinear] * (4 * len(layers) + 1)

@@ -114,17 +114,19 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "dtype", "tolerance"),
+    ("architecture", "num_layers", "dtype", "tolerance"),
     [
-        ("qwen3", torch.float32, 1e-5),
-        ("gemma3", torch.float32, 1e-5),
-        ("gpt2", torch.float32, 1e-5),
-        ("llama-gqa", torch.bfloat16, 5e-2),
+        ("qwen3", 1, torch.float32, 1e-5),
+        ("gemma3", 2, torch.float32, 1e-5),
+        ("gpt2", None, torch.float32, 1e-5),
+        ("llama-gqa", 1, torch.bfloat16, 5e-2),
     ],
     ids=str,
 )
-def test_logits_stay(architecture: str, dtype: torch.dtype, tolerance: float, as_on_a_gpu: None) -> None:
-    model = bound(architecture, dtype).to(DEVICE)
+def test_logits_stay(
+    architecture: str, num_layers: int | None, dtype: torch.dtype, tolerance: float, as_on_a_gpu: None
+) -> None:
+    model = bound(architecture, dtype, num_layers).to(DEVICE)
     before = run_model(model, MAX_POSITION, Step())
     after = run_model(optimized(model), MAX_POSITION, Step())
     assert all(isinstance(layer, FusedLayer) == (architecture in FUSED) for layer in layers_of(model))
@@ -158,7 +160,7 @@ class Silent:
 def test_a_layer_takes_few_launches(
     architecture: str, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = bound(architecture, torch.float32).to(DEVICE)
+    model = bound(architecture, torch.float32, 1).to(DEVICE)
     own = layers_of(model)[0]
     [call, *_] = record_calls(model, nn.ModuleList(layers_of(model)), MAX_POSITION)
     fused = layers_of(optimized(model))[0]
