@@ -18,7 +18,7 @@ from winnow import LLM, SamplingParams
 NODE = shutil.which("node")
 
 
-@pytest.mark.parametrize(("path", "name"), [("/", "dashboard"), ("/chat", "chat")])
+@pytest.mark.parametrize(("path", "name"), [("/", "dashboard"), ("/chat", "chat"), ("/docs", "docs")])
 def test_pages_load_nothing(server: Running, path: str, name: str) -> None:
     page = files("winnow.server").joinpath(f"{name}.html").read_text(encoding="utf-8")
     response = server.client.get(path)
@@ -37,7 +37,7 @@ def test_pages_load_nothing(server: Running, path: str, name: str) -> None:
 
 
 @pytest.mark.skipif(NODE is None, reason="there is no JavaScript engine")
-@pytest.mark.parametrize("name", ["dashboard", "chat"])
+@pytest.mark.parametrize("name", ["dashboard", "chat", "docs"])
 def test_scripts_can_be_read(name: str, tmp_path: Path) -> None:
     page = files("winnow.server").joinpath(f"{name}.html").read_text(encoding="utf-8")
     script = tmp_path / "page.js"
@@ -103,11 +103,7 @@ def test_numbers_move(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 def test_in_a_browser(server: Running, tmp_path: Path) -> None:
     """Texts, numbers that move, no fault in the console, and screenshots in each scheme's colours."""
-    named = {
-        "messages": [{"role": "user", "content": "hello"}],
-        "max_tokens": 4,
-        "session_id": "s" * 64,
-    }
+    named = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "session_id": "s" * 64}
     server.post("/v1/chat/completions", named).raise_for_status()
     stop = threading.Event()
     thread = busy(server, stop)
@@ -170,7 +166,7 @@ def require_fit(page: Page, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
-def test_chat_in_a_browser(server: Running, tmp_path: Path) -> None:
+def test_chat_and_operations_in_a_browser(server: Running, tmp_path: Path) -> None:
     word = "W" * 200
     with open_browser(tmp_path / "profile") as page:
         page.open(server.address + "/chat", "light")
@@ -184,6 +180,10 @@ def test_chat_in_a_browser(server: Running, tmp_path: Path) -> None:
         require_fit(page, tmp_path)
         room = page.evaluate("document.getElementById('text').clientWidth")
         assert room > 300, "there is no room for a question at 390 px"
+        page.open(server.address + "/docs", "light")
+        eventually(lambda: "/v1/completions" in page.text("operations"), "no operation is shown", 60)
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        require_fit(page, tmp_path)
 
 
 @pytest.mark.slow

@@ -5,8 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI
-from fastapi.security import HTTPBearer
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,7 +24,7 @@ from winnow.server.routes import add_routes
 from winnow.server.service import Service
 from winnow.server.store import Store
 
-_OPEN = ("/health", "/ping", "/ready", "/docs", "/openapi.json", *PAGES)
+_OPEN = ("/health", "/ping", "/ready", *PAGES)
 """Paths that are served without a key: they hold no data."""
 
 
@@ -46,22 +45,18 @@ def create_app(service: Service) -> FastAPI:
                 await batches.stop()
             await service.close()
 
-    # What the page /docs asks for a key by.
-    bearer = [Depends(HTTPBearer(auto_error=False))] if service.keys.asked else []
     app = FastAPI(
         title="Winnow",
         description="The OpenAI API over an engine that runs large language models on little memory.",
         lifespan=lifespan,
-        docs_url="/docs",
+        docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         openapi_url="/openapi.json" if config.docs else None,
-        dependencies=bearer,
     )
     app.state.service = service
     add_routes(app, service)
     add_response_routes(app, service)
-    if config.dashboard:
-        add_pages(app, service)
+    add_pages(app, service)
     if batches is not None:
         add_file_routes(app, batches)
     add_error_handlers(app)

@@ -1,5 +1,5 @@
-"""The pages: a dashboard at /, a chat at /chat. Each is one file that loads nothing else. And the numbers that the
-dashboard shows, as they change.
+"""The pages: a dashboard at /, a chat at /chat, the operations at /docs. Each is one file that loads nothing else. And
+the numbers that the dashboard shows, as they change.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from winnow.process.resources import resident_bytes
 from winnow.server.http import EventStream
 from winnow.server.service import Service
 
-PAGES = {"/": "dashboard.html", "/chat": "chat.html"}
+PAGES = {"/": "dashboard.html", "/chat": "chat.html", "/docs": "docs.html"}
 INTERVAL = 1.0
 """Seconds between two events."""
 MAX_SHOWN = 50
@@ -46,8 +46,12 @@ _HEADERS = {
 
 def add_pages(app: FastAPI, service: Service) -> None:
     """Add the pages, and the stream of the dashboard's numbers, once a second, as server-sent events."""
+    config = service.config
     for path, name in PAGES.items():
-        app.add_route(path, _page(name), include_in_schema=False)
+        if config.docs if path == "/docs" else config.dashboard:
+            app.add_route(path, _page(name), include_in_schema=False)
+    if not config.dashboard:
+        return
 
     @app.get("/stats/stream", include_in_schema=False)
     async def stats(request: Request) -> Response:
