@@ -9,16 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from winnow import LLM, SamplingParams
-from winnow.eviction import (
-    AdaptiveRows,
-    ByValueNorm,
-    EvictionPolicy,
-    Keep,
-    LayerRows,
-    Scorer,
-    When,
-    Window,
-)
+from winnow.eviction import AdaptiveRows, ByValueNorm, EvictionPolicy, Keep, LayerRows, Scorer, When, Window
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 BUDGET = Path(__file__).with_suffix(".toml")
-SOURCES = {
-    "src/winnow": (".py", ".pyi", ".html"),
-    "lab/winnow_lab": (".py",),
-    "native": (".cpp", ".h"),
-}
+SOURCES = {"src/winnow": (".py", ".pyi", ".html"), "lab/winnow_lab": (".py",), "native": (".cpp", ".h")}
 
 
 def count(root: Path = ROOT) -> dict[str, Counter[str]]:

@@ -5,8 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.tokenizer_kinds import EOS, byte_level
 from tests.whole_message import message_of
 

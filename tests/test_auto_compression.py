@@ -64,10 +64,7 @@ def test_a_fork_goes_on_under_what_was_decided() -> None:
         assert llm.stats().num_rounds == 0
 
 
-@pytest.mark.parametrize(
-    ("memory", "policy"),
-    [(1.4, "winnow-seen"), (3.0, "kvzip")],
-)
+@pytest.mark.parametrize(("memory", "policy"), [(1.4, "winnow-seen"), (3.0, "kvzip")])
 def test_a_replay_that_does_not_fit_is_replaced(memory: float, policy: str) -> None:
     with LLM(kv_memory="64MiB") as llm:
         whole = llm.kv_bytes(507)

@@ -14,14 +14,7 @@ from transformers import LlamaConfig
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.cache import CacheSize, Ledger
 from winnow.errors import CapacityError, InvalidRequestError
-from winnow.eviction import (
-    PRESETS,
-    AdaptiveRows,
-    EvictionPolicy,
-    Keep,
-    Recency,
-    When,
-)
+from winnow.eviction import PRESETS, AdaptiveRows, EvictionPolicy, Keep, Recency, When
 
 LAYERS, HEADS, BLOCK = 3, 2, 4
 ROWS = LAYERS * HEADS

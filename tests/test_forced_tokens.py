@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tiny_llama import VOCAB, prompt, save_tiny_llama
 
 from winnow import LLM, CompletionOutput, SamplingParams

@@ -29,11 +29,7 @@ def test_record_and_page_are_what_the_results_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "compression", "found"),
-    [
-        ("snapkv", 3.0, [("ruler 2048", 4.0, 0.431)]),
-        ("h2o", 4.0, []),
-    ],
+    ("policy", "compression", "found"), [("snapkv", 3.0, [("ruler 2048", 4.0, 0.431)]), ("h2o", 4.0, [])]
 )
 def test_the_nearest_measurements(
     policy: str, compression: float, found: list[tuple[str, float, float]]

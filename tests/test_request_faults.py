@@ -10,8 +10,7 @@ from winnow.engine.admission import Admission, Admitted
 from winnow.engine.requests.request_table import OutputState
 from winnow.errors import InvalidRequestError
 from winnow.outputs import RequestOutput
-from winnow.sampling import TextStream
-from winnow.sampling import logprobs as sampling_logprobs
+from winnow.sampling import TextStream, logprobs as sampling_logprobs
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
 HEALTHY = ["The boat left", "Twelve men", "Rain fell on"]

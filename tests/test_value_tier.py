@@ -81,10 +81,7 @@ def run(directory: Path, params: SamplingParams = GREEDY, **options: Any) -> lis
 
 
 def test_the_option_is_read_and_written() -> None:
-    for text in (
-        "host:L=1,N=128",
-        "disk:/some:where:L=0,N=7,as-softmaxed,size=4.0GiB",
-    ):
+    for text in ("host:L=1,N=128", "disk:/some:where:L=0,N=7,as-softmaxed,size=4.0GiB"):
         tier = ValueTier.parse(text)
         assert str(tier) == text and ValueTier.parse(str(tier)) == tier
     assert ValueTier.parse("host:N=8") == ValueTier("host", layers=1, top_n=8)

@@ -288,8 +288,10 @@ def test_modules_of_vllms_names() -> None:
     import winnow
     from winnow.engine.arg_utils import AsyncEngineArgs  # type: ignore[import-not-found]
     from winnow.inputs import TextPrompt as Text  # type: ignore[import-not-found]
-    from winnow.sampling_params import RequestOutputKind as Kind  # type: ignore[import-not-found]
-    from winnow.sampling_params import SamplingParams as Params
+    from winnow.sampling_params import (
+        RequestOutputKind as Kind,  # type: ignore[import-not-found]
+        SamplingParams as Params,
+    )
     from winnow.usage.usage_lib import UsageContext  # type: ignore[import-not-found]
     from winnow.utils import FlexibleArgumentParser, random_uuid  # type: ignore[import-not-found]
 

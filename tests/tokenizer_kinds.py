@@ -46,12 +46,7 @@ def sentencepiece_style() -> PreTrainedTokenizerFast:
     return wrap(
         with_byte_fallback(
             normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
-            [
-                decoders.Replace("▁", " "),
-                decoders.ByteFallback(),
-                decoders.Fuse(),
-                decoders.Strip(" ", 1, 0),
-            ],
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
         )
     )
 

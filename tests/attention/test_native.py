@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scaled_keys import ScaledKeys
 from tests.attention.paged import PagedBatch, contents_of, paged_batch, with_codec
 from torch import Tensor

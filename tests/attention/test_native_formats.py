@@ -5,20 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.attention.paged import PagedBatch, paged_batch
 from tests.attention.test_native import ISAS, TOLERANCE, attended, backend, close, compare, observes
 from torch import Tensor
 
-from winnow.attention import (
-    AttentionObserver,
-    AttentionSpec,
-    PagedCache,
-    ReferenceBackend,
-    Smoothing,
-    Term,
-)
+from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, ReferenceBackend, Smoothing, Term
 from winnow.attention.native import reads
 from winnow.cache import KVPool
 from winnow.cache.codec import PairCodec, PlainCodec, make_codec

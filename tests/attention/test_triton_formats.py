@@ -11,8 +11,7 @@ from winnow.attention import AttentionObserver, AttentionSpec, ReferenceBackend,
 from winnow.attention.triton import TritonBackend
 from winnow.attention.triton.side_format import reads
 from winnow.cache import CacheLayout, KVPool
-from winnow.cache.codec import PairCodec, make_codec
-from winnow.cache.codec import codec_of as codec_by_name
+from winnow.cache.codec import PairCodec, codec_of as codec_by_name, make_codec
 from winnow.errors import ConfigError
 from winnow.values.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype
 

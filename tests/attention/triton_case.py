@@ -42,10 +42,7 @@ def compute(backend: AttentionBackend, case: PagedBatch, spec: AttentionSpec) ->
 
 
 def compare(
-    case: PagedBatch,
-    spec: AttentionSpec,
-    tuning: Tuning | None = SMALL,
-    score_atol: float | None = None,
+    case: PagedBatch, spec: AttentionSpec, tuning: Tuning | None = SMALL, score_atol: float | None = None
 ) -> None:
     """Assert that Triton computes what the reference does, in every slot of the pool.
 

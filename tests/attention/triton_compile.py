@@ -106,13 +106,7 @@ def variants(
     tiles = {"BLOCK_Q": tuning.observe.queries, "BLOCK_N": tuning.observe.keys}
     launch = tuning.observe.num_warps, tuning.observe.num_stages
     observer_args = {"AGGREGATE": "mean", "EXCLUDE_FIRST": 2, "REPLACE": False}
-    added = {
-        **observer_args,
-        "TERM": "below average",
-        "SUMS": False,
-        "HEADS": GROUP,
-        "slopes": None,
-    }
+    added = {**observer_args, "TERM": "below average", "SUMS": False, "HEADS": GROUP, "slopes": None}
     summed = {**observer_args, "TERM": "squared", "SUMS": True, "HEADS": 1}
     yield observer.observe_chunk, {**plain, **tiles, **added}, *launch
     yield observer.observe_chunk, {**bent, **tiles, **summed}, *launch
@@ -234,12 +228,7 @@ def resources(cubin: bytes) -> dict[str, Any]:
     ]
     loops = [sum(target <= at <= end for at in places) for target, end in jumps if target < end]
     loops = [size for size in loops if size > 100]
-    return {
-        "registers": int(found[1]),
-        "stack": int(found[2]),
-        "instructions": len(places),
-        "loops": loops,
-    }
+    return {"registers": int(found[1]), "stack": int(found[2]), "instructions": len(places), "loops": loops}
 
 
 if __name__ == "__main__":

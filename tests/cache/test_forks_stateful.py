@@ -3,8 +3,7 @@
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from winnow.cache import CacheLayout, CacheSize, Ledger, OutOfBlocksError

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from winnow.cache import CacheLayout, CacheSize, Ledger, PagedCache
 from winnow.errors import ConfigError

@@ -31,10 +31,7 @@ from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, KeyNorm, Sequenc
 from winnow.eviction.evict import EvictionTarget, compact_round, plan_round
 from winnow.process.ranks import ALONE
 
-GROUPS = (
-    RowGroup((0, 2), 3, 8, 8, codec_of("float32")),
-    RowGroup((1,), 2, 16, 16, codec_of("int8")),
-)
+GROUPS = (RowGroup((0, 2), 3, 8, 8, codec_of("float32")), RowGroup((1,), 2, 16, 16, codec_of("int8")))
 LAYOUT = CacheLayout(GROUPS, block_size=4, num_accumulators=1, state_bytes=8)
 POLICY = EvictionPolicy(KeyNorm(), AdaptiveRows(), Keep(sinks=1, recent=2), When(after_prefill=True))
 GROUP = 2  # query heads that share a KV head

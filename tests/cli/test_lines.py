@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from winnow.batch.lines import BadLine, Job, parse_line
 from winnow.batch.reader import RawLine

@@ -48,12 +48,7 @@ def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest
         assert stop.value.code == 0
         shown = capsys.readouterr().out
         assert shown.count("\n  --threads N") <= 1
-        if name in (
-            "run",
-            "generate",
-            "inspect",
-            "throughput",
-        ):
+        if name in ("run", "generate", "inspect", "throughput"):
             assert "--threads N" in shown
 
 
@@ -344,10 +339,7 @@ def test_values_are_checked_before_what_is_there(
 
 
 def test_generate_says_that_it_is_the_demo_model(
-    model_dir: Path,
-    llms: list[FakeLLM],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    model_dir: Path, llms: list[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeLLM, "weight_dtype", "q8_0")
     assert main(["generate", "ab", "--temperature", "0"]) == 0

@@ -272,10 +272,7 @@ def test_a_disk_that_fills_says_how_to_resume(
 
 @pytest.mark.parametrize(
     ("redirect", "code", "message"),
-    [
-        (">&-", 2, "winnow: error: cannot write to standard output: it is closed\n"),
-        ("| true", 0, ""),
-    ],
+    [(">&-", 2, "winnow: error: cannot write to standard output: it is closed\n"), ("| true", 0, "")],
 )
 def test_a_table_that_is_not_taken(
     redirect: str, code: int, message: str, here: Path, write_prompts: Write, command_env: dict[str, str]

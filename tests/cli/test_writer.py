@@ -6,8 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from winnow.batch import writer as writer_module
 from winnow.batch.journal import Checkpoint, journal_path, read_checkpoint
@@ -49,12 +48,7 @@ def test_any_order_of_results_gives_the_order_of_the_input(order: list[int]) -> 
         assert finish(output, order) == []
 
 
-@given(
-    order=st.permutations(range(10)),
-    puts=st.integers(0, 10),
-    torn=st.integers(0, 200),
-    data=st.data(),
-)
+@given(order=st.permutations(range(10)), puts=st.integers(0, 10), torn=st.integers(0, 200), data=st.data())
 def test_a_kill_in_the_midst_of_a_write_loses_only_that_write(
     order: list[int], puts: int, torn: int, data: st.DataObject
 ) -> None:

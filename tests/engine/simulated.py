@@ -144,13 +144,7 @@ class Simulation:
             host_bytes=host_bytes,
             costs=costs,
         )
-        self.scheduler = Scheduler(
-            config,
-            self.executor,
-            self.clock,
-            memory,
-            max_round_kvs=max_round_kvs,
-        )
+        self.scheduler = Scheduler(config, self.executor, self.clock, memory, max_round_kvs=max_round_kvs)
         self.steps: list[ScheduledStep] = []
         self.finished: list[Sequence] = []
         self.num_requests = 0

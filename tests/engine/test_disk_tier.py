@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from architectures import save
 from hybrids import HYBRIDS
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
@@ -82,13 +81,7 @@ def converse(llm: LLM, turns: int) -> tuple[list[int], list[RequestOutput]]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        WIDE,
-        {"value_tier": "host:L=1,N=64"},
-    ],
-    ids=["plain", "wide", "value-tier"],
+    "options", [{}, WIDE, {"value_tier": "host:L=1,N=64"}], ids=["plain", "wide", "value-tier"]
 )
 def test_a_conversation_goes_on_after_a_restart(
     options: dict[str, Any], directory: Path, tmp_path: Path
@@ -159,10 +152,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_half(
     directory: Path, tmp_path: Path
 ) -> None:
     with open_llm(directory, tmp_path / "other") as llm:
-        form, expected = (
-            llm._engine._model.prefix_format(),
-            [ask(llm, prompt(150, 7 + n)) for n in (0, 1)],
-        )
+        form, expected = (llm._engine._model.prefix_format(), [ask(llm, prompt(150, 7 + n)) for n in (0, 1)])
     given = [(path.name, path.read_bytes()) for path in files(tmp_path / "other")]
     cache = tmp_path / "cache"
     with open_llm(directory, cache) as llm:

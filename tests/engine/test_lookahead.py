@@ -148,8 +148,7 @@ def test_steps_overlap_while_no_drafts_are_made(
 
 
 @pytest.mark.parametrize(
-    ("eviction", "least"),
-    [("snapkv", 0.8), ("kv-compress-pd", 0.6), ("batch-max", 0.6), ("h2o", 0.0)],
+    ("eviction", "least"), [("snapkv", 0.8), ("kv-compress-pd", 0.6), ("batch-max", 0.6), ("h2o", 0.0)]
 )
 def test_steps_overlap_between_rounds(
     opened: Callable[..., tuple[LLM, LLM]], eviction: str, least: float

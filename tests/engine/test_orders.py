@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
 from winnow.engine.requests.request import Request, Sequence

@@ -3,16 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from round_policies import EVERY_8, POLICIES
 from simulated import ROWS, Simulation
 
-from winnow.eviction import (
-    EvictionPolicy,
-    When,
-    Window,
-)
+from winnow.eviction import EvictionPolicy, When, Window
 from winnow.eviction.scores import KeyNorm
 from winnow.eviction.sequence import SequenceEviction
 

@@ -7,10 +7,7 @@ from round_policies import AFTER, BATCH_MAX, EVERY_8, LISTENING, PRESSURE, UNEVE
 from simulated import ROWS, Simulation
 
 from winnow.engine.requests.request import Request
-from winnow.eviction import (
-    EvictionPolicy,
-    When,
-)
+from winnow.eviction import EvictionPolicy, When
 
 
 def rounds_of(simulation: Simulation, request: Request) -> list[int]:

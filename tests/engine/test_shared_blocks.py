@@ -3,8 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from simulated import BLOCK, RecordingExecutor
 
 from winnow.cache import BlockCopies, CacheUpdate
@@ -39,8 +38,7 @@ POLICIES = {
     )
 }
 POLICIES["windows"] = replace(
-    PRESETS["kv-compress-pd"].policy,
-    when=replace(PRESETS["kv-compress-pd"].policy.when, **_WITHIN),
+    PRESETS["kv-compress-pd"].policy, when=replace(PRESETS["kv-compress-pd"].policy.when, **_WITHIN)
 )
 
 

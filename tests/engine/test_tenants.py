@@ -4,8 +4,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
 from winnow.engine.memory.swap_costs import SwapCosts

@@ -8,12 +8,7 @@ from dense_model import floor_share
 from dense_scores import DenseScores
 from dense_state import Order, Row, Score
 
-from winnow.eviction import (
-    AdaptiveHeads,
-    AdaptiveRows,
-    EqualHeads,
-    Pyramid,
-)
+from winnow.eviction import AdaptiveHeads, AdaptiveRows, EqualHeads, Pyramid
 
 
 class DenseBudgets(DenseScores):

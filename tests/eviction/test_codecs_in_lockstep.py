@@ -22,14 +22,7 @@ CODECS: dict[str, dict[str, object]] = {
     "v2": {"kv_cache_dtype": "v=int2"},
 }
 # Attention that is watched, keys, values, rotation, windows, layers that compete, positions that change, no eviction.
-POLICIES = [
-    "full",
-    "h2o",
-    "snapkv",
-    "kv-compress",
-    "keydiff",
-    "leverage",
-]
+POLICIES = ["full", "h2o", "snapkv", "kv-compress", "keydiff", "leverage"]
 
 
 @pytest.fixture(scope="module")

@@ -301,10 +301,7 @@ def biased_by_distance(path: Path) -> Path:
 
 @pytest.mark.parametrize("model", [None, biased_by_distance], ids=["rotated", "biased by distance"])
 def test_replays_of_shortened_rows_judge_as_those_of_whole_ones(
-    directory: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    model: Callable[[Path], Path] | None,
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Callable[[Path], Path] | None
 ) -> None:
     directory = directory if model is None else model(tmp_path)
     with open_llm(directory) as llm:

@@ -270,14 +270,7 @@ def test_the_round_after_a_prompt_takes_in_all(
 def test_preempted(seed: int, models: Callable[[int], Model]) -> None:
     """What is computed again after a preemption is shrunk at the same places."""
     rng = random.Random(f"preempted {seed}")
-    names = [
-        "snapkv",
-        "ada-pyramidkv",
-        "scissorhands",
-        "kv-compress-full",
-        "streaming",
-        "full",
-    ]
+    names = ["snapkv", "ada-pyramidkv", "scissorhands", "kv-compress-full", "streaming", "full"]
     policies = [small(PRESETS[name].policy, rng) for name in names]
     asked = [ask(replace(p, when=p.when.alone), rng, 61) for p in policies]
     stats = compare(models, seed, asked, max_num_seqs=7, kv_memory=tight(models, seed, 180))

@@ -30,12 +30,7 @@ def schedule(excess: int, least: int = 0) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize(
     ("excess", "freed", "kept"),
-    [
-        (1, [1, 0], [4, 2]),
-        (2, [2, 0], [2, 2]),
-        (3, [2, 1], [2, 0]),
-        (4, [3, 1], [0, 0]),
-    ],
+    [(1, [1, 0], [4, 2]), (2, [2, 0], [2, 2]), (3, [2, 1], [2, 0]), (4, [3, 1], [0, 0])],
 )
 def test_who_gives_up_how_many_blocks(excess: int, freed: list[int], kept: list[int]) -> None:
     assert schedule(excess) == (freed, kept)

@@ -40,8 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_more_blocks_than_promised(seed: int, model: Path) -> None:
     rng = random.Random(seed)
     budget = KINDS[seed % len(KINDS)](
-        row_floor=rng.choice([0, 0.3, 0.7, 1.0, 3, 20]),
-        layer_floor=rng.choice([0, 0.5, 1.0]),
+        row_floor=rng.choice([0, 0.3, 0.7, 1.0, 3, 20]), layer_floor=rng.choice([0, 0.5, 1.0])
     )
     when = rng.choice([ONCE, ALWAYS, WITHIN, When(after_prefill=True, decode_every=5)])
     keep = Keep(sinks=rng.choice([0, 2]), recent=rng.choice([0, 3]))

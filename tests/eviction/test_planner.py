@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from winnow.attention.ranked_rows import moves, score_of, sort_key
@@ -201,10 +200,7 @@ def test_moves_fill_the_holes_and_nothing_else(rows: list[list[bool]]) -> None:
 
 
 @settings(max_examples=60)
-@given(
-    rows=st.lists(ROWS, min_size=1, max_size=5),
-    data=st.data(),
-)
+@given(rows=st.lists(ROWS, min_size=1, max_size=5), data=st.data())
 def test_the_lowest_are_the_first_of_the_order(rows: list[Row], data: st.DataObject) -> None:
     longest = max(map(len, rows)) + data.draw(st.integers(0, 3)) or 1
     score, position = (

@@ -195,11 +195,7 @@ PINNED: dict[str, Row] = {
     "winnow": SEEN,
     "winnow-seen": SEEN,
     "leverage": LEVERAGE,
-    "leverage-pd": {
-        **LEVERAGE,
-        "when.prefill_every": (256, "own"),
-        "when.decode_every": (16, "own"),
-    },
+    "leverage-pd": {**LEVERAGE, "when.prefill_every": (256, "own"), "when.decode_every": (16, "own")},
     "kv-compress": {**kvc_window(8, 2), **COMPETE, **KVC_WHEN},
     "kv-compress-w32-l2": {**kvc_window(32, 2), **COMPETE, **KVC_WHEN},
     "kv-compress-w32-l1": {**kvc_window(32, 1), **COMPETE, **KVC_WHEN},

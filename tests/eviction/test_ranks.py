@@ -11,15 +11,7 @@ from lockstep import ask, build, open_llm, small
 from torch import Tensor
 from torch.nn import functional
 
-from winnow.eviction import (
-    PRESETS,
-    AdaptiveHeads,
-    AdaptiveRows,
-    Budget,
-    EqualHeads,
-    Fixed,
-    Pyramid,
-)
+from winnow.eviction import PRESETS, AdaptiveHeads, AdaptiveRows, Budget, EqualHeads, Fixed, Pyramid
 from winnow.eviction.costs import Ranking, RowCosts
 from winnow.eviction.round_rows import RoundInputs
 

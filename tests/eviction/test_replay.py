@@ -21,14 +21,7 @@ from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.engine.assemble import Instructor
 from winnow.engine.plan import PlannedEviction
 from winnow.errors import ContextLengthError
-from winnow.eviction import (
-    PRESETS,
-    Instruction,
-    Reconstruction,
-    Replay,
-    ReplayPass,
-    replay_passes,
-)
+from winnow.eviction import PRESETS, Instruction, Reconstruction, Replay, ReplayPass, replay_passes
 from winnow.eviction.replay import ReplaySpan, observe_replay
 
 BLOCK = 4

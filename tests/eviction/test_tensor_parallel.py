@@ -15,8 +15,7 @@ from test_codecs_in_lockstep import CODECS
 from tests.architectures import ARCHITECTURES, save
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from winnow import LLM, SamplingParams
-from winnow import llm as llm_module
+from winnow import LLM, SamplingParams, llm as llm_module
 from winnow.config import EngineConfig, ModelConfig
 from winnow.errors import ConfigError, RankLostError, UnsupportedModelError
 from winnow.eviction import PRESETS

@@ -156,11 +156,7 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
         mirrored = Mirrored(
             engine._executor,
             TorchExecutor(
-                engine._executor._model,
-                llm.config,
-                backend,
-                engine._executor.layout,
-                engine._executor.size,
+                engine._executor._model, llm.config, backend, engine._executor.layout, engine._executor.size
             ),
         )
         engine._executor = engine.scheduler.memory._executor = engine.scheduler.rounds._executor = mirrored

@@ -119,9 +119,7 @@ class Engine:
 
 
 @pytest.mark.parametrize(
-    "observe",
-    [None, AttentionObserver((Term.SQUARED,), Group.MAX, 1)],
-    ids=["unwatched", "watched"],
+    "observe", [None, AttentionObserver((Term.SQUARED,), Group.MAX, 1)], ids=["unwatched", "watched"]
 )
 def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_graphs, "_LEAST_LENGTH", 4)

@@ -22,9 +22,7 @@ from PIL import Image
 
 from winnow.config import MediaConfig
 from winnow.errors import ConfigError, MediaError
-from winnow.media import Fetcher, MediaLoader, is_public
-from winnow.media import fetch as fetching
-from winnow.media import loader as loading
+from winnow.media import Fetcher, MediaLoader, fetch as fetching, is_public, loader as loading
 
 
 def png(color: str = "red", size: tuple[int, int] = (5, 4)) -> bytes:

@@ -3,8 +3,7 @@
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from winnow.batch.lines import METRICS as LINE_METRICS
 from winnow.errors import EvaluationError

@@ -27,11 +27,7 @@ from winnow.models.fast.fused.build import run_model  # noqa: E402
 from winnow.models.fast.fused.kernels import LayerKernels  # noqa: E402
 from winnow.models.fast.fused.layer import FusedLayer  # noqa: E402
 from winnow.models.fast.packed.description import DESCRIPTION  # noqa: E402
-from winnow.models.fast.packed_linear import (  # noqa: E402
-    PackedEmbedding,
-    linear_maker,
-    linear_of,
-)
+from winnow.models.fast.packed_linear import PackedEmbedding, linear_maker, linear_of  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

@@ -107,10 +107,7 @@ def test_blocks_of_experts(kind: str, other: str, tmp_path: Path) -> None:
 def test_answers_as_transformers_reads_quantized_files(tmp_path: Path, kind: str) -> None:
     path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), kind)
     theirs = AutoModelForCausalLM.from_pretrained(
-        path.parent,
-        gguf_file=path.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.float32,
+        path.parent, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     )
     prompt = byte_level().encode(TEXT)
     assert winnow_answer(path, prompt) == answer(theirs, prompt)

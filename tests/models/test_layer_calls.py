@@ -212,12 +212,7 @@ PAIRS = [
 )
 @pytest.mark.usefixtures("two_threads")
 def test_a_decoder_in_one_call(
-    isa: str,
-    dtype: torch.dtype,
-    tied: bool,
-    wanted: list[int] | None,
-    observe: str,
-    number: str,
+    isa: str, dtype: torch.dtype, tied: bool, wanted: list[int] | None, observe: str, number: str
 ) -> None:
     decode_in_one_call(isa, dtype, dtype, tied, wanted, observe, number)
 

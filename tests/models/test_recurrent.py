@@ -208,12 +208,7 @@ def test_every_preset(name: str, tmp_path: Path) -> None:
         assert llm.stats().num_rounds >= len(presets)
 
 
-PRESETS = [
-    "kvzip",
-    "kv-compress-pd",
-    "h2o",
-    "winnow",
-]
+PRESETS = ["kvzip", "kv-compress-pd", "h2o", "winnow"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

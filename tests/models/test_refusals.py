@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 from architectures import ARCHITECTURES, save
-from transformers import (
-    CpmAntConfig,
-    LlamaConfig,
-    OpenAIGPTConfig,
-    PretrainedConfig,
-    T5Config,
-)
+from transformers import CpmAntConfig, LlamaConfig, OpenAIGPTConfig, PretrainedConfig, T5Config
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError

@@ -7,18 +7,12 @@ from architectures import ARCHITECTURES, save
 
 from winnow import LLM, SamplingParams
 from winnow.errors import InvalidRequestError
-from winnow.eviction import (
-    AdaptiveRows,
-    EvictionPolicy,
-    Keep,
-    Leverage,
-    When,
-)
+from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, Leverage, When
 
 POLICIES = {
     "unrotated": EvictionPolicy(
         Leverage(unrotated=True), AdaptiveRows(row_floor=0.3), Keep(sinks=2), When(after_prefill=True)
-    ),
+    )
 }
 
 

@@ -5,9 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 from sampling_oracle import adjusted, verdict
 from sampling_support import CPU, draws, fault_of, make_sampler, random_logits, sample_many, sample_once
 

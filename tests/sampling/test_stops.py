@@ -1,7 +1,6 @@
 """Stop strings in growing text."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from winnow.sampling.stops import Match, StopMatcher
 

@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizer_kinds import BYTE_LEVEL, KINDS, SENTENCEPIECE, UNKNOWN
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast

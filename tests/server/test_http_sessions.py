@@ -143,10 +143,7 @@ def test_bad_sessions_are_refused(keyed: Running, fields: dict[str, Any]) -> Non
 
 def test_conversations_that_went_to_disk_are_listed_there(tmp_path: Path) -> None:
     """A small memory holds one of two conversations; the other is on disk, and comes back from there."""
-    with (
-        LLM(kv_memory="600KiB", max_model_len=92, prefix_cache_dir=tmp_path) as llm,
-        running(llm) as server,
-    ):
+    with LLM(kv_memory="600KiB", max_model_len=92, prefix_cache_dir=tmp_path) as llm, running(llm) as server:
         said = {}
         for name in ("first", "second"):
             body = {"prompt": name + LONG, "max_tokens": 4, "session_id": name, "return_token_ids": True}

@@ -8,8 +8,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tiny_llama import save_tiny_llama
 
 from winnow.errors import ConfigError
@@ -28,13 +27,7 @@ from winnow_lab.papers.baton.protocol import (
     published_gain,
     with_text,
 )
-from winnow_lab.papers.baton.results import (
-    Row,
-    differing_lines,
-    figures,
-    read_rows,
-    spread_lines,
-)
+from winnow_lab.papers.baton.results import Row, differing_lines, figures, read_rows, spread_lines
 from winnow_lab.study.journal import CellJournal
 
 TALLY = {"passes": 100, "positions": 400, "idle": 100, "columns_held": 60, "columns_needed": 40}

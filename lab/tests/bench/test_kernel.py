@@ -12,8 +12,7 @@ import torch
 
 from winnow.attention import AttentionSpec, ReferenceBackend
 from winnow.cli.main import main
-from winnow_lab.bench import kernel
-from winnow_lab.bench import limits as limits_module
+from winnow_lab.bench import kernel, limits as limits_module
 from winnow_lab.bench.kernel import Measurement, attention_flops, measure_kernels, operations
 from winnow_lab.bench.kernel_case import KernelCase
 from winnow_lab.bench.kernel_config import KernelConfig

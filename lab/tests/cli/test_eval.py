@@ -74,18 +74,9 @@ ERRORS = [
     ("eval needle --eviction ,", "argument --eviction: invalid str list value: ','"),
     ("eval needle --control recnt --eviction snapkv", "no eviction preset 'recnt'; did you mean recent?"),
     ("eval needle --categories depth-5", "task needle has no category 'depth-5'; did you mean depth-50?"),
-    (
-        "eval needle --compression 0.5",
-        "--compression must be at least 1, got 0.5",
-    ),
-    (
-        "eval needle --kv-budget 128,0",
-        "--kv-budget must be at least 1, got 0",
-    ),
-    (
-        "eval needle --compression 2;4",
-        "argument --compression: invalid float list value: '2;4'",
-    ),
+    ("eval needle --compression 0.5", "--compression must be at least 1, got 0.5"),
+    ("eval needle --kv-budget 128,0", "--kv-budget must be at least 1, got 0"),
+    ("eval needle --compression 2;4", "argument --compression: invalid float list value: '2;4'"),
     ("eval needle --samples 0", "--samples must be at least 1, got 0"),
     ("eval needle --tokens 12,x", "argument --tokens: invalid int list value: '12,x'"),
     ("eval needle --tokens 0", "--tokens must be at least 1, got 0"),

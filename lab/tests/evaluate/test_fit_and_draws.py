@@ -4,8 +4,7 @@ import random
 from itertools import accumulate, islice
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from plain_settings import plain_settings
 
 from winnow.errors import EvaluationError
@@ -13,11 +12,7 @@ from winnow_lab.evaluate.tasks.draws import chosen, distinct, shuffled
 from winnow_lab.evaluate.tasks.task import check_lengths, largest_fitting
 
 
-@given(
-    st.integers(0, 200),
-    st.lists(st.integers(1, 60), min_size=1, max_size=20),
-    st.integers(0, 5000),
-)
+@given(st.integers(0, 200), st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 5000))
 def test_the_search_finds_what_trying_all_sizes_finds(at_zero: int, steps: list[int], room: int) -> None:
     asked = []
 

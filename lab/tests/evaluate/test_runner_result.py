@@ -60,10 +60,7 @@ def test_what_a_control_answers_as_well_as_the_full_cache_is_marked() -> None:
     full = {"a": 0.8, "b": 0.8, "c": 0.09, "d": 0.1, "e": 0.8}
     recent = {"a": 0.76, "b": 0.7599, "c": 0.0, "d": 0.0, "e": None}
     marks = uninformative_categories(list(full), full.get, {"recent": recent.get})
-    assert marks == {
-        "a": "recent scores 0.76, the full cache 0.80",
-        "c": "the full cache itself scores 0.09",
-    }
+    assert marks == {"a": "recent scores 0.76, the full cache 0.80", "c": "the full cache itself scores 0.09"}
     assert uninformative_categories(["b"], full.get, {"recent": recent.get, "random": {"b": 0.9}.get}) == {
         "b": "random scores 0.90, the full cache 0.80"
     }
@@ -162,10 +159,7 @@ def test_lengths_have_a_table_of_their_own() -> None:
     )
     table = length_table(found, "agnostic")
     assert table.columns == ("100", "200")
-    assert table.rows == (
-        ("full cache (of 3)", ("0.80", "0.80")),
-        ("snapkv 4x (of 3)", ("0.30", "0.30")),
-    )
+    assert table.rows == (("full cache (of 3)", ("0.80", "0.80")), ("snapkv 4x (of 3)", ("0.30", "0.30")))
     assert table in all_tables(found)
 
 

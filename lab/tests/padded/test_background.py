@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, build
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from padded_models import PROMPTS, Case, case, prompt
 
 from winnow.engine.requests.new_request import NewRequest
@@ -127,10 +126,7 @@ def test_the_batch_goes_on_meanwhile(turnstile: Turnstile) -> None:
         "it counts already"
     )
     turnstile.open()
-    assert finish(engine) == {
-        "first": llama().answers[3],
-        "0": alone(prompt(4), 8),
-    }
+    assert finish(engine) == {"first": llama().answers[3], "0": alone(prompt(4), 8)}
     counters = engine.stats().counters
     assert counters.prefills == 2
     assert counters.overlapped_seconds > 0

@@ -4,8 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from winnow_lab.padded.cache import KVShape, LayerShape, PaddedCache, QueryKVs, Shape
 

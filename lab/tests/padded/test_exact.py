@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from padded_models import MAX_TOKENS, MODELS, PROMPTS, Case, case
 
 from winnow.config import PADDED_MODES

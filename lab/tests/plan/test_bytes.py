@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 from tests.architectures import save
 from tests.hybrids import HYBRIDS
 from tests.tiny_llama import VOCAB, save_tiny_llama

@@ -132,14 +132,7 @@ def test_simulate_serves_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
     trace, file, events = (tmp_path / name for name in ("trace.csv", "out.json", "events.json"))
     trace.write_text(TRACE)
     line = ("simulate", "llama-3-8b", "--gpu", "L4", "--trace", str(trace))
-    options = (
-        "--eviction",
-        "full,kv-compress",
-        "--compression",
-        "4",
-        "--replicas",
-        "2",
-    )
+    options = ("--eviction", "full,kv-compress", "--compression", "4", "--replicas", "2")
     assert run(*line, *options, "--json", str(file), "--chrome-trace", str(events), "--max-ttft", "5") == 0
     full, compressed = json.loads(file.read_text())["simulations"]
     assert full["requests"] == compressed["requests"] == 20

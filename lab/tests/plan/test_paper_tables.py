@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from winnow_lab.papers.plan import memory_text as paper
-from winnow_lab.papers.plan import memory_text_serving as serving
+from winnow_lab.papers.plan import memory_text as paper, memory_text_serving as serving
 from winnow_lab.plan.models import MODELS
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM
@@ -120,10 +119,7 @@ def both_decide(
         assert isinstance(real, Engine)
         expected, expected_stats = decisions(real, arrivals())
     deployment = Deployment(
-        find_model(tiny),
-        HARDWARE["desktop-ddr5"],
-        eviction=eviction,
-        scheduler=scheduler,
+        find_model(tiny), HARDWARE["desktop-ddr5"], eviction=eviction, scheduler=scheduler
     )
     setup = EngineSetup.of(deployment, memory * 2**10, host_bytes=host, fold=False)
     found, stats = decisions(setup.open(deployment).engine, arrivals())

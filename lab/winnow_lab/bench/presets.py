@@ -115,7 +115,7 @@ PRESETS = {
         Workload(requests=32, prompt_tokens=1024, new_tokens=128),
         dtype="bfloat16",
         kv_seqs=8,
-    ),
+    )
 }
 """w1: 107 million parameters, 32 long prompts, KV memory for a quarter of them."""
 

@@ -197,11 +197,7 @@ async def _chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 def summarise(
-    outcomes: Sequence[Outcome],
-    seconds: float,
-    *,
-    goodput: Mapping[str, float],
-    percentiles: Sequence[float],
+    outcomes: Sequence[Outcome], seconds: float, *, goodput: Mapping[str, float], percentiles: Sequence[float]
 ) -> dict[str, Any]:
     """Results under vLLM's names; times in milliseconds."""
     done = [each for each in outcomes if each.ok]

@@ -17,6 +17,5 @@ if TYPE_CHECKING:
 __all__ = ["PaddedStats", "build_padded_engine"]
 
 __getattr__ = lazy_exports(
-    __name__,
-    {"PaddedStats": "winnow_lab.padded.stats", "build_padded_engine": "winnow_lab.padded.build"},
+    __name__, {"PaddedStats": "winnow_lab.padded.stats", "build_padded_engine": "winnow_lab.padded.build"}
 )

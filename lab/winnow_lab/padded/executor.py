@@ -1,7 +1,6 @@
 """Computing a step: make room, run the forward pass, sample, and move queries into and out of the batch."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Sequence as SequenceType
 from copy import copy
 from functools import partial
 

@@ -1,8 +1,7 @@
 """Prefill of a group of queries apart from the running batch: padded on the left, so that all end in one column; and a
 check at load that padding does not change what a model computes."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Sequence as SequenceType
 from dataclasses import dataclass
 from typing import Self
 

@@ -1,8 +1,7 @@
 """Queries without a row: waiting without KVs, or parked with KVs outside the batch."""
 
 from bisect import insort
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Sequence as SequenceType
 
 from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.queue import Order, WaitingQueue

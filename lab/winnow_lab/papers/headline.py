@@ -35,8 +35,7 @@ from winnow_lab.bench.presets import kv_memory_for
 from winnow_lab.evaluate.cell import amounts_of
 from winnow_lab.evaluate.variants import VARIANTS
 from winnow_lab.papers.judged import AskedTask, TimedPrompt, categories_of, judge, judged_prompts
-from winnow_lab.report.plots import Axis, Panel, line_chart
-from winnow_lab.report.plots import Line as Curve
+from winnow_lab.report.plots import Axis, Line as Curve, Panel, line_chart
 from winnow_lab.report.tables import TextTable, formatted
 from winnow_lab.study import RealModelOptions, Result, flag, run_study
 from winnow_lab.study.journal import CellJournal
@@ -360,7 +359,7 @@ def _lost(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> str | Non
 
 
 _COLUMNS: Mapping[str, Callable[[Line], str | None]] = {
-    "prompts": lambda line: f"{len(line.scores())}",
+    "prompts": lambda line: f"{len(line.scores())}" if line.blocks else None,
     "right": lambda line: "{:.1%} ± {:.1%}".format(*mean_error(line.scores())) if line.blocks else None,
     "lost": lambda line: line.lost,
     "reached": lambda line: formatted(line.mean_of("reached"), "{:.1f}x"),
@@ -400,7 +399,8 @@ def tables(options: Options, journal: CellJournal) -> Iterator[TextTable]:
         if lines:
             columns = {head: read for head, read in _COLUMNS.items() if any(map(read, lines.values()))}
             yield TextTable.of(f"{context} + {options.new_tokens} tokens", "policy", lines, columns)
-            yield TextTable.of(f"{context} tokens: mean score by kind", "policy", lines, by_kind)
+            if any(line.blocks for line in lines.values()):
+                yield TextTable.of(f"{context} tokens: mean score by kind", "policy", lines, by_kind)
 
 
 def figure(options: Options, journal: CellJournal) -> "Figure":

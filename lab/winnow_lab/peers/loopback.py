@@ -24,12 +24,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(
-    command: Sequence[str | Path],
-    port: int,
-    path: str,
-    seconds: float,
-    *,
-    own_group: bool = True,
+    command: Sequence[str | Path], port: int, path: str, seconds: float, *, own_group: bool = True
 ) -> Iterator[str]:
     """Run the server while the block runs; yields its address once GET `path` is answered with 200.
 
@@ -43,10 +38,7 @@ def serving(
     address = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(  # noqa: S603
-            [str(word) for word in command],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=own_group,
+            [str(word) for word in command], stdout=log, stderr=subprocess.STDOUT, start_new_session=own_group
         )
         try:
             wait_until_ready(address + path, process, seconds)

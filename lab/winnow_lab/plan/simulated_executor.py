@@ -1,21 +1,13 @@
 """An executor that only tells time, and the clock that it moves: the engine runs without any model."""
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Mapping, Sequence as SequenceType
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from winnow.cache import (
-    CacheLayout,
-    CacheSize,
-    CacheUpdate,
-    CopyDiscarded,
-    RowsRestored,
-    RowsSaved,
-)
+from winnow.cache import CacheLayout, CacheSize, CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray, ceil_div

@@ -1,7 +1,6 @@
 """What an engine counts over its steps, and the statistics that follow from it."""
 
-from collections.abc import Iterable
-from collections.abc import Sequence as SequenceType
+from collections.abc import Iterable, Sequence as SequenceType
 from dataclasses import dataclass, field, replace
 
 import numpy as np

@@ -1,8 +1,7 @@
 """The engine: requests come in, a scheduler plans steps over a KV cache, an executor computes them, outputs go out."""
 
 import warnings
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Iterable, Sequence as SequenceType
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,6 @@
 """What policies see besides keys, values and accumulators: probes, rotations and sums of directions of keys."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence as SequenceType
+from collections.abc import Mapping, Sequence as SequenceType
 from typing import Any
 
 import torch

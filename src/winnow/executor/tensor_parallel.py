@@ -1,7 +1,6 @@
 """Executors over ranks: this process is the first, and leads those in other processes."""
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Mapping, Sequence as SequenceType
 from dataclasses import replace
 from functools import partial, partialmethod
 from itertools import chain

@@ -1,7 +1,6 @@
 """Executor of a step in torch: packs the planned tokens, runs the model over the paged cache, samples."""
 
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Iterable, Mapping, Sequence as SequenceType
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 

@@ -213,10 +213,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        events: AsyncIterator[str],
-        close: Callable[[], None] = lambda: None,
-        ping: str = ": ping\n\n",
+        self, events: AsyncIterator[str], close: Callable[[], None] = lambda: None, ping: str = ": ping\n\n"
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]

@@ -137,7 +137,7 @@ ENGINE: Mapping[str, ForeignName] = {
         "show_hidden_metrics_for_version kv_cache_metrics_sample mamba_cache_dtype mamba_ssm_cache_dtype "
         "mamba_block_size mamba_cache_mode override_neuron_config shutdown_timeout tokenizer_pool_size "
         "tokenizer_pool_type tokenizer_pool_extra_config tokens_only model_impl model_loader_extra_config "
-        "ignore_patterns logits_processor_pattern",
+        "ignore_patterns logits_processor_pattern"
     ),
     **_off("disable_sliding_window", "a model's windows are part of what it computes"),
     **_group(
@@ -235,7 +235,7 @@ SERVER: Mapping[str, ForeignName] = {
     ),
     **_free(
         "h11_max_incomplete_event_size h11_max_header_count fingerprint_mode fingerprint_value cohere_format "
-        "disable_access_log_for_endpoints",
+        "disable_access_log_for_endpoints"
     ),
     **_off("enable_force_include_usage", "clients ask for stream_options.include_usage"),
     **_off("return_tokens_as_token_ids", "tokens are texts"),
@@ -279,7 +279,7 @@ SAMPLING: Mapping[str, ForeignName] = {
     "repetition_detection": ForeignName("repetition_penalty discourages repetition"),
     **_free(
         "skip_clone output_text_buffer_length skip_reading_prefix_cache stream_interval "
-        "routed_experts_prompt_start",
+        "routed_experts_prompt_start"
     ),
 }
 """Fields of `SamplingParams`."""

@@ -17,8 +17,7 @@ What no sequence holds counts as free memory: when blocks run short, the least r
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence, Set as AbstractSet
 from itertools import islice
 from typing import NamedTuple
 

@@ -1,7 +1,6 @@
 """Keys of the prefixes with which a sequence may begin, those of snapshots that policies leave included."""
 
-from collections.abc import Hashable, Iterator
-from collections.abc import Sequence as SequenceType
+from collections.abc import Hashable, Iterator, Sequence as SequenceType
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from hashlib import sha256

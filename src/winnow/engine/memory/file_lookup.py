@@ -1,7 +1,6 @@
 """What files hold of a prompt beyond what memory knows: parts to read for a sequence, and documents of users."""
 
-from collections.abc import Hashable
-from collections.abc import Sequence as SequenceType
+from collections.abc import Hashable, Sequence as SequenceType
 from concurrent.futures import Future
 from dataclasses import dataclass
 

@@ -1,7 +1,6 @@
 """Owner of all KVs: rows of sequences, the index of prefixes, and the stores outside of the device."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Sequence as SequenceType
 from pathlib import Path
 
 import numpy as np

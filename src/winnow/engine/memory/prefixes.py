@@ -1,7 +1,6 @@
 """Who begins with KVs that another has computed, and who must have its blocks for itself."""
 
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Iterable, Sequence as SequenceType
 from dataclasses import dataclass, field, replace
 from itertools import islice
 

@@ -1,7 +1,6 @@
 """How much room there is for a newcomer, beside what those that run were promised."""
 
-from collections.abc import Iterable
-from collections.abc import Sequence as SequenceType
+from collections.abc import Iterable, Sequence as SequenceType
 from itertools import islice
 
 from winnow.cache import Ledger

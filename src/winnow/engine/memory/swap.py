@@ -1,8 +1,7 @@
 """Private copies of running sequences in host memory, or their tokens computed again, whichever is cheaper."""
 
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Sequence as SequenceType
 from dataclasses import replace
 
 from winnow.cache import HostTierError, Ledger

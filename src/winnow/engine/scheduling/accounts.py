@@ -1,8 +1,7 @@
 """How much each tenant may hold, holds, and got."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as SequenceType
+from collections.abc import Iterable, Iterator, Sequence as SequenceType
 
 import numpy as np
 

@@ -1,7 +1,6 @@
 """Tokens proposed to follow those of decoding sequences: a step computes them too, and keeps those that are right."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence as SequenceType
+from collections.abc import Mapping, Sequence as SequenceType
 from typing import Protocol
 
 import numpy as np

@@ -1,8 +1,7 @@
 """When KVs are taken: which sequences shrink before a step, so that what they free is there for the same step."""
 
 import sys
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Iterator, Sequence as SequenceType
 from dataclasses import replace
 
 from winnow.cache.layout import IntArray

@@ -1,8 +1,7 @@
 """What a step computes of each sequence: what its plan says, and what is known once its tokens are."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as SequenceType
+from collections.abc import Callable, Mapping, Sequence as SequenceType
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,6 @@
 """Sequences with a slot: who enters, who gives way, who leaves, and whose replays continue."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence as SequenceType
+from collections.abc import Iterator, Sequence as SequenceType
 from typing import Any
 
 from winnow.engine.memory.memory import Memory
