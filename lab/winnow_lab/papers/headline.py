@@ -81,12 +81,10 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Its name in the journal and on the page."""
         return f"{self.method} {self.amount.label}".rstrip()
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What its requests ask of eviction."""
         return {name: value for name, value in vars(self.amount).items() if value is not None}
 
 
@@ -113,8 +111,6 @@ def engine_of(method: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Options(AskedTask, RealModelOptions):
-    """The grid, and which part of it is measured now."""
-
     part: str = flag("page", "measured now", choices=("answers", "speed", "page"))
     contexts: tuple[int, ...] = flag(
         (2000, 3500), "tokens of a prompt, where the task leaves that free", least=500
@@ -168,7 +164,6 @@ class Options(AskedTask, RealModelOptions):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What rows depend on beside their cell."""
         names = ("task", "shots", "dtype", "new_tokens", "requests", "kv_seqs", "seed", "prompts")
         own = {name: getattr(self, name) for name in names}
         return own | {"model": Path(self.model).name, "data": self.data and str(self.data)}
@@ -271,7 +266,6 @@ def _timed(llm: LLM, prompts: Sequence[TimedPrompt], new_tokens: int, cell: Cell
 
 
 def mean_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and its standard error."""
     spread = statistics.stdev(values) if len(values) > 1 else float("nan")
     return statistics.fmean(values), spread / len(values) ** 0.5
 
@@ -294,7 +288,6 @@ class Line:
     def of(
         cls, options: Options, journal: CellJournal, context: str, cell: Cell, full: "Line | None" = None
     ) -> "Line":
-        """Collect what the journal has."""
         blocks = {}
         for kind, first in product(options.kinds, range(0, options.prompts, _BLOCK)):
             for row in journal.rows.get(_name("answers", context, cell.label, kind, first), []):
@@ -303,13 +296,11 @@ class Line:
         return cls(blocks, timed[: options.rounds], full)
 
     def scores(self, kind: str = "") -> list[float]:
-        """Return the scores of all prompts, or of one kind of prompt."""
         rows = (row for block, row in self.blocks.items() if block.startswith(kind))
         return [each for row in rows for each in row["scores"]]
 
     @property
     def rates(self) -> list[float]:
-        """Tokens per second of each round."""
         return [row["tokens"] / row["seconds"] for row in self.timed]
 
     @property
@@ -339,13 +330,11 @@ class Line:
         return statistics.median(self.rates) / statistics.median(base) if self.rates and base else None
 
     def mean_of(self, name: str) -> float | None:
-        """The mean of a number of answers or of rounds."""
         values = [row[name] for row in (*self.blocks.values(), *self.timed) if name in row]
         return statistics.fmean(values) if values else None
 
     @property
     def right_timed(self) -> float | None:
-        """Mean score of the answers that were timed."""
         scores = [each for row in self.timed for each in row["scores"]]
         return statistics.fmean(scores) if scores else None
 
@@ -429,7 +418,6 @@ def figure_by_context(options: Options, journal: CellJournal) -> "Figure":
 
 
 def study(options: Options) -> Result:
-    """Measure the part that is asked for, and show all there is."""
     journal, until = CellJournal(options.journal, options.identity), time.monotonic() + options.seconds
     if options.part != "page":
         {"answers": answers, "speed": speed}[options.part](options, journal, until)

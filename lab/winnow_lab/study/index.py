@@ -82,11 +82,15 @@ speed.weight_bits: What do a file's own bits, and fewer, cost in accuracy?
 python -m winnow_lab seeds: The five texts' experiments on one card in twelve minutes
 papers.headline: Answers and speed by policy and compression, on the same prompts and memory
     headline.md: keys, P&D, int8 at 8x: 2.8 times, 11.5 points lost
+    headline_contexts.md: 1,000 to 7,500 tokens: `kv-compress` 8x is 2.9 to 1.6 times the full cache
+    headline_batch_max.md: summaries: Batch-Max 2.2 times, .23 of .26; ED 2.8 times, .04
+    headline_64x.md: 64x keeps 2 of 62 %; rounds after each step change nothing
     headline_tables.md: 128 KVs: `kv-compress` .35, SnapKV .23 of .67; L2 beats L1
 # papers
 papers baton: BATON: four ways to batch
     baton.md: BATON's embedding: 1.28 and 1.25 times static, same tokens
     gemma.md: Gemma-3-270M: BATON, KCache; asked later nothing is kept
+    baton_sizes.md: batches of 4, 6, 8: embedding 1.4 to 1.5 times static
     baton_demo.md: mixed set: embedding 2.5 and 2.8 times static
 papers kcache: KCache: values that weigh most from the host
     kcache.md: renormalized weights with N = 32 keep needles and perplexity

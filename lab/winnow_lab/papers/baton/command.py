@@ -44,7 +44,6 @@ start shows all that its journal holds. docs/benchmarks.md says what the columns
 
 
 def study(options: Options) -> Iterator[Result]:
-    """All cells in turn, some times."""
     silence_transformers()
     set_threads(options.engine.get("threads"))
     journal = CellJournal(options.journal, options.identity)

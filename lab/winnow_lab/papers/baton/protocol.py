@@ -73,8 +73,6 @@ _LEAST_TOKENS = 2
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a query."""
-
     prompt: int
     answer: int
 
@@ -156,20 +154,16 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Name in a journal."""
         return f"{self.query_set}/{self.batch}/{self.mode}"
 
     @classmethod
     def of(cls, key: str) -> "Cell":
-        """Return the cell that has a key."""
         query_set, batch, mode = key.split("/")
         return cls(query_set, mode, int(batch))
 
 
 @dataclass(frozen=True)
 class Options(EngineOptions):
-    """The cells that are asked for, and the work in each."""
-
     sets: tuple[str, ...] = flag(
         (MIXED, SHORT),
         "mixed: 120 queries, long and short; short: 30 queries; trace: those of --trace",
@@ -247,7 +241,6 @@ class Options(EngineOptions):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Settings that runs share."""
         engine = EngineConfig.from_options(Cell(SHORT, "static", 1).options(self.engine)).settings()
         names = ("scale", "short_scale", "query_seed", "rate", "trace_queries")
         own = {name: getattr(self, name) for name in names} | {"trace": self.trace and self.trace.name}
@@ -264,7 +257,6 @@ class Trace:
 
     seconds: Sequence[float]
     completed: Sequence[int]
-    """Queries."""
     tokens: Sequence[int]
     """Of answers."""
     kv_bytes: Sequence[int]

@@ -76,7 +76,6 @@ class Row:
         return self.runs[0]
 
     def to_json(self) -> dict[str, Any]:
-        """What tables show, by name."""
         derived = ("seconds", "spread", "gain", "sustained_gain", "pass_gain", "differing")
         of_run = ("idle_share", "column_share", "kv_bytes_peak", "tally")
         entries: dict[str, Any] = asdict(self.cell) | {"runs": len(self.runs)}
