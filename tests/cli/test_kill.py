@@ -3,13 +3,12 @@
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import start
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
@@ -45,33 +44,35 @@ def whole_lines(output: Path) -> int:
     return sum(file.count(b"\n") for file in files) - 1
 
 
-@pytest.mark.slow
 def test_kills_and_a_restart(model: Path, tmp_path: Path, command_env: dict[str, str]) -> None:
     seed = time.time_ns() % 10**6
     print(f"the moments of the kills come from seed {seed}")  # shown if the test fails
     chance = random.Random(seed)
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in requests()))
-    command = [sys.executable, "-m", "winnow", "run", str(prompts), "-o", str(output), "--model", str(model)]
+    command = ["run", str(prompts), "-o", str(output), "--model", str(model)]
     command += ["--kv-memory", "256KiB", "--max-num-seqs", "8", "--progress", "off"]
 
     codes = []
     for _ in range(KILLS):
         # Each time a little further, so that the last one still finds work to interrupt.
         target = whole_lines(output) + chance.randrange(1, REQUESTS // (KILLS + 1))
-        process = subprocess.Popen(command, env=command_env, stdout=subprocess.DEVNULL)
-        while process.poll() is None and whole_lines(output) < target:
+        process = start(command, command_env)
+        while process.is_alive() and whole_lines(output) < target:
             time.sleep(0.001)
         time.sleep(chance.random() / 100)
-        process.send_signal(signal.SIGKILL)
-        codes.append(process.wait())
+        process.kill()
+        process.join()
+        codes.append(process.exitcode)
         done = [
             json.loads(line) for line in output.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
         ]
         assert [record["index"] for record in done] == list(range(len(done)))
 
     assert -signal.SIGKILL in codes
-    assert subprocess.run(command, env=command_env, stdout=subprocess.DEVNULL).returncode == 0
+    process = start(command, command_env)
+    process.join()
+    assert process.exitcode == 0
     records = [json.loads(line) for line in output.read_bytes().splitlines()]
     assert [record["index"] for record in records] == list(range(REQUESTS))
     assert [record["token_ids"] for record in records] == uninterrupted(prompts, model, tmp_path)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fake_llm import FakeLLM
+from forked import CLOSED, start
 
 from winnow.batch.writer import ResultWriter
 from winnow.cli.flags.paths import require_writable
@@ -271,19 +272,30 @@ def test_a_disk_that_fills_says_how_to_resume(
 
 
 @pytest.mark.parametrize(
-    ("redirect", "code", "message"),
-    [(">&-", 2, "winnow: error: cannot write to standard output: it is closed\n"), ("| true", 0, "")],
+    ("closed", "code", "message"),
+    [(True, 2, "winnow: error: cannot write to standard output: it is closed\n"), (False, 0, "")],
+    ids=["winnow run >&-", "winnow run | true"],
 )
 def test_a_table_that_is_not_taken(
-    redirect: str, code: int, message: str, here: Path, write_prompts: Write, command_env: dict[str, str]
+    closed: bool,
+    code: int,
+    message: str,
+    here: Path,
+    write_prompts: Write,
+    command_env: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
     write_prompts([{"prompt": "ab", "max_tokens": 1}])
-    run = f"{sys.executable} -m winnow run prompts.jsonl -o out --temperature 0 --progress off"
-    command = f"set -o pipefail; {run} {redirect}"
-    process = subprocess.run(
-        ["/bin/bash", "-c", command], stderr=subprocess.PIPE, env=command_env, text=True, check=False
-    )
-    assert (process.returncode, process.stderr) == (code, message)
+    read, write = os.pipe()
+    os.close(read)
+    words = ["run", "prompts.jsonl", "-o", "out", "--temperature", "0", "--progress", "off"]
+    with (here / "err").open("wb") as err:
+        process = start(words, command_env, CLOSED if closed else write, err.fileno())
+        process.join()
+    os.close(write)
+    assert (process.exitcode, (here / "err").read_text()) == (code, message)
     assert len(records(here / "out")) == 1
 
 

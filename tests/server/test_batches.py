@@ -3,17 +3,16 @@
 import errno
 import io
 import json
-import signal
 import socket
-import subprocess
-import sys
 import time
 from functools import partial
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from forked import start
 from tests.server.running import Running, eventually, running
 
 from winnow import LLM
@@ -204,15 +203,12 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def start(directory: Path, port: int, env: dict[str, str]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "winnow", "serve", "--port", str(port), "--files-dir", str(directory)]
-    process = subprocess.Popen(
-        [*command, "--kv-memory", "16MiB", "--max-num-seqs", "4"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env,
-    )  # fmt: skip
+def serve(directory: Path, port: int, env: dict[str, str]) -> ForkProcess:
+    words = ["serve", "--port", str(port), "--files-dir", str(directory)]
+    process = start([*words, "--kv-memory", "16MiB", "--max-num-seqs", "4"], env)
 
     def is_up() -> bool:
-        assert process.poll() is None, "the server ended"
+        assert process.is_alive(), "the server ended"
         try:
             return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
         except httpx.HTTPError:
@@ -222,12 +218,10 @@ def start(directory: Path, port: int, env: dict[str, str]) -> "subprocess.Popen[
     return process
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_kill_9_loses_and_repeats_no_line(tmp_path: Path, command_env: dict[str, str]) -> None:
     port = free_port()
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-        process = start(tmp_path, port, command_env)
+        process = serve(tmp_path, port, command_env)
         try:
             file = upload(client, lines_of(40, max_tokens=40))
             batch = create(client, file)
@@ -236,14 +230,14 @@ def test_kill_9_loses_and_repeats_no_line(tmp_path: Path, command_env: dict[str,
                 "deleted"
             ]  # the batch keeps what it has been given
             process.kill()
-            process.wait()
+            process.join()
             time.sleep(0.1)
-            process = start(tmp_path, port, command_env)
+            process = serve(tmp_path, port, command_env)
             batch = ended(client, batch["id"])
             found = content(client, batch["output_file_id"])
         finally:
-            process.send_signal(signal.SIGTERM)
-            code = process.wait(60)
-    assert batch["status"] == "completed" and code == 0
+            process.terminate()
+            process.join(60)
+    assert batch["status"] == "completed" and process.exitcode == 0
     assert not [*tmp_path.rglob("*.input")]
     assert [each["custom_id"] for each in found] == [f"line-{i}" for i in range(40)]

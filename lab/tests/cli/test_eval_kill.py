@@ -2,12 +2,11 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked import start
 
 from winnow.cli.main import main
 
@@ -28,20 +27,16 @@ def outcomes(directory: Path) -> list[tuple[str, str, int]]:
     return [(row["cell"], row["sample"], row["question"]) for row in rows]
 
 
-@pytest.mark.slow
 def test_a_killed_evaluation_goes_on(
     tmp_path: Path, command_env: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "winnow", *COMMAND, "-o", str(killed)],
-        env=command_env,
-        stdout=subprocess.DEVNULL,
-    )
-    while process.poll() is None and len(outcomes(killed)) < OUTCOMES // 4:
+    process = start([*COMMAND, "-o", str(killed)], command_env)
+    while process.is_alive() and len(outcomes(killed)) < OUTCOMES // 4:
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     left_behind = outcomes(killed)
     assert OUTCOMES // 4 <= len(left_behind) < OUTCOMES
 
