@@ -1,7 +1,9 @@
 """A closed `LLM` leaves no model behind."""
 
-import subprocess
-import sys
+import contextlib
+import multiprocessing
+import warnings
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +16,8 @@ for eviction, engine, kinds in (
     ("snapkv", "paged", {"LlamaForCausalLM", "PagedCache", "KVPool"}),
     (None, "padded", {"LlamaForCausalLM", "PaddedEngine"}),
 ):
-    llm = LLM(kv_memory="8MiB", eviction=eviction, engine=engine)
-    llm.generate(["some words"], SamplingParams(max_tokens=2))
+    llm = LLM(directory, kv_memory="8MiB", eviction=eviction, engine=engine)
+    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2))
     alive = [weakref.ref(each) for each in gc.get_objects() if type(each).__name__ in kinds]
     assert len(alive) >= 2, alive
     llm.close()
@@ -41,8 +43,8 @@ torch_executor.StepGraphs = Recorded
 
 ran, alive = [], []
 for _ in range(2):
-    llm = LLM(kv_memory="8MiB", load_format="dummy", attention_backend="reference", verify_model=False)
-    llm.generate(["some words"], SamplingParams(max_tokens=6, ignore_eos=True))
+    llm = LLM(directory, kv_memory="8MiB", attention_backend="reference", verify_model=False)
+    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True))
     executor = llm._engine._executor
     alive += map(weakref.ref, (executor, executor.cache, executor._graphs, executor._model.model))
     del executor
@@ -54,13 +56,22 @@ print("freed")
 """
 
 
+def run(directory: Path, out: Path) -> None:
+    warnings.simplefilter("ignore")
+    with out.open("w") as file, contextlib.redirect_stdout(file):
+        exec(PROGRAM + GRAPHS, {"directory": directory})  # noqa: S102 (the texts above)
+
+
 @pytest.fixture(scope="module")
-def printed() -> list[str]:
-    # In a process of its own, where loading imports transformers: its frames are part of what could keep a model.
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM + GRAPHS]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+def printed(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    # In a process of its own, where loading imports transformers: its frames are part of what could keep a model. And
+    # what is said to somebody who forks: a process that is spawned can open an LLM.
+    out = tmp_path_factory.mktemp("close") / "out"
+    process = multiprocessing.get_context("spawn").Process(target=run, args=(directory, out))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return out.read_text().splitlines()
 
 
 def test_models_and_caches_are_freed_without_the_garbage_collector(printed: list[str]) -> None:
