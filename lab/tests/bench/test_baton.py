@@ -193,7 +193,7 @@ def test_runs_survive_json() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("baton") / "model", seed=0)
+    return save_tiny_llama(tmp_path_factory.mktemp("baton") / "model", seed=0, num_hidden_layers=1)
 
 
 def test_all_modes_answer_alike_and_only_static_ones_compute_without_need(

@@ -32,13 +32,24 @@ def test_without_a_gpu_it_says_so(run: Run) -> None:
     assert line.startswith("winnow_lab.gpu: torch ") and "finds no GPU" in line
 
 
-def test_a_model_runs_on_toy_shapes(run: Run, tmp_path: Path) -> None:
-    out = tmp_path / "gpu.json"
-    code, shown, errors = run("--device", "cpu", "--parts", "1b", "-o", str(out))
+def test_a_model_runs_on_toy_shapes(run: Run) -> None:
+    code, shown, errors = run("--device", "cpu", "--part", "1b")
     assert code == 0, errors
-    rows = json.loads(out.read_text())["parts"]["1b"]
+    rows = read_rows(shown.splitlines())
     assert [row["unit"] for row in rows] == ["tokens/s", "ms", "ms"]
     assert all(row["value"] > 0 for row in rows) and "decode step of 4" in shown
+
+
+def test_rows_of_a_part_are_what_its_process_prints(run: Run, tmp_path: Path) -> None:
+    out, python = tmp_path / "gpu.json", tmp_path / "python"
+    row = """{"name": "'"$*"'", "value": 4, "unit": "ms"}"""
+    python.write_text(f"#!/bin/sh\n[ $1 = -c ] || echo '{row}'\n")
+    python.chmod(0o755)
+    words = ("--device", "cpu", "--parts", "vllm", "--vllm-python", str(python), "-o", str(out))
+    code, shown, errors = run(*words)
+    assert code == 0, errors
+    [row] = json.loads(out.read_text())["parts"]["vllm"]
+    assert row["name"] == "-m winnow_lab.gpu --part vllm --device cpu" in shown
 
 
 def test_what_takes_too_long_is_cut_off(run: Run, tmp_path: Path) -> None:

@@ -18,18 +18,7 @@ def test_cells_are_measured_once_and_shown_beside_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--model", str(ROOT / "src/winnow/models/demo"), "--task", "demo", "--kinds", "single"]
-    words += [
-        "--contexts",
-        "500",
-        "--prompts",
-        "8",
-        "--new-tokens",
-        "20",
-        "--requests",
-        "2",
-        "--kv-seqs",
-        "1",
-    ]
+    words += ["--contexts", "500", "--prompts", "8", "--new-tokens", "8", "--requests", "2", "--kv-seqs", "1"]
     words += ["--methods", "snapkv-w8:kv_cache_dtype=int8,extreme-decode-65", "--rounds", "1"]
     words += ["--compressions", "4", "--kv-budgets", "128", "-o", str(tmp_path)]
     words += ["--journal", str(tmp_path / "rows.jsonl")]

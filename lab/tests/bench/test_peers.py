@@ -373,7 +373,7 @@ def test_a_server_ends_with_a_peer_that_takes_too_long(environment: Any) -> None
     port = loopback.free_port()
     folder = Path(loopback.__file__).parent
     with pytest.raises(environment.PeerError, match="longer than"):
-        environment.call([sys.executable, "-c", SLOW_PEER, folder, str(port), SERVER], "a peer", 3)
+        environment.call([sys.executable, "-c", SLOW_PEER, folder, str(port), SERVER], "a peer", 1.5)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/health")
 

@@ -44,7 +44,6 @@ def test_watermarks_side_by_side(trace: Path, capsys: pytest.CaptureFixture[str]
 
 def test_other_sweeps(trace: Path) -> None:
     for sweep, names in (
-        ("preemption", ["recompute", "swap"]),
         ("prefix-cache", ["prefix cache off", "prefix cache on"]),
         ("reservation", ["max", "prompt", "on-demand", "on-demand + prefix cache"]),
     ):
@@ -60,6 +59,7 @@ def test_the_sweep_of_preemption_ends_with_the_break_even(
     report = measure(trace, *more)
     shown = capsys.readouterr().out
     assert "One preemption by length" in shown and "copying is" in shown
+    assert [each["name"] for each in report["replays"]] == ["recompute", "swap"]
     points = report["preemptions"]
     assert isinstance(points, list) and [each["length"] for each in points] == [32, 64]
     assert all(each["swap_seconds"] > 0 and each["recompute_seconds"] > 0 for each in points)

@@ -47,27 +47,27 @@ def soaked(
             "tenants": True,
             "scheduling_policy": "fair",
             "fail_copies": 0.1,
-            "fail_steps": 0.02,
+            "fail_steps": 0.04,
         },
-        {"seed": 3, "host_seqs": 3, "kv_cache_dtype": "int8", "tie": 0.05, "scheduling_policy": "srtf"},
+        {"seed": 2, "host_seqs": 3, "kv_cache_dtype": "int8", "tie": 0.05, "scheduling_policy": "srtf"},
     ],
 )
 def test_a_soak(tmp_path: Path, setting: dict[str, Any]) -> None:
-    tally = soaked(tmp_path, 48, **setting)
-    assert tally.compared > 8
-    assert tally.forked > 0 and tally.compared_forks > 1
+    tally = soaked(tmp_path, 24, **setting)
+    assert tally.compared > 4
+    assert tally.forked > 0 and tally.compared_forks > 0
 
 
 def test_conversations_of_which_files_are_damaged(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    options = {"prefix_cache_dir": cache, "prefix_cache_disk": "256KiB"}
+    options = {"prefix_cache_dir": cache, "prefix_cache_disk": "128KiB"}
     loaded, unloaded = open_pair(tiny_llama(tmp_path), kv_seqs=4, **options)
     with loaded, unloaded:
-        damaged = DamagedFiles(cache, 0.1, 3)
+        damaged = DamagedFiles(cache, 0.2, 3)
         settings = Options(follow=0.7, idle=0.2, check_every=4)
         soak = Soak(loaded, unloaded, settings, damaged.perhaps)
-        tally = soak.run(requests(40, drawn_lengths(3), 3))
+        tally = soak.run(requests(24, drawn_lengths(3), 3))
         disk = loaded.stats().disk_tier
-    assert tally.faults == [] and tally.compared > 10 and tally.followed > 10 and tally.idles > 3
-    assert disk is not None and damaged.count > 5
+    assert tally.faults == [] and tally.compared > 5 and tally.followed > 5 and tally.idles > 2
+    assert disk is not None and damaged.count > 4
     assert disk.loaded_tokens > 0 and disk.num_damaged > 0 and disk.num_dropped > 0
