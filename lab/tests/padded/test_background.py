@@ -261,7 +261,7 @@ def test_an_engine_let_go_stops_its_thread(turnstile: Turnstile) -> None:
     arrivals=st.lists(
         st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(0, 12), st.integers(0, 1)),
         min_size=4,
-        max_size=12,
+        max_size=8,
     ),
     holds=st.lists(st.integers(0, 9), min_size=12, max_size=12),
     columns=st.sampled_from([150, 400, 10_000]),
