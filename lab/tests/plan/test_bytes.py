@@ -152,10 +152,7 @@ def test_bytes_of_every_policy_codec_and_tier_are_the_ledgers(
 
 @pytest.mark.parametrize(
     ("name", "eviction"),
-    [
-        *((name, "full") for name in ("qwen3-next", "granite-4", "qwen3.5", "gemma4")),
-        ("granite-4", "kv-compress-pd"),
-    ],
+    [*((name, "full") for name in ("granite-4", "qwen3.5", "gemma4")), ("granite-4", "kv-compress-pd")],
 )
 def test_bytes_of_hybrids_are_the_ledgers(name: str, eviction: str, tmp_path: Path) -> None:
     """KVs of the layers that attend, and the states of the others, running, swapped out and in prefixes."""
@@ -173,9 +170,9 @@ def test_bytes_of_hybrids_are_the_ledgers(name: str, eviction: str, tmp_path: Pa
         scheduler=config.scheduler,
     )
     assert shape.num_layers == 4 // (1 + bool(shape.states))
-    lengths = [(60, 60), (90, 40), (70, 50), (40, 5)]
-    peak = deployment.held(Request(60, 60)).peak
-    memory = CacheSize.of_blocks(deployment.layout, int(1.7 * peak), 3, loaded.max_model_len).nbytes(
+    lengths = [(60, 30), (90, 25), (70, 25), (40, 5)]
+    peak = deployment.held(Request(60, 30)).peak
+    memory = CacheSize.of_blocks(deployment.layout, int(1.9 * peak), 3, loaded.max_model_len).nbytes(
         deployment.layout
     )
     config = replace(config, cache=replace(config.cache, kv_memory=memory))
