@@ -11,9 +11,16 @@ PROMPTS = [list(range(10 + i, 510 + i)) for i in range(6)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
-def answers(params: SamplingParams = GREEDY, **options: Any) -> Any:
+@pytest.fixture(scope="module")
+def whole() -> int:
+    """Bytes of the KVs of one request."""
+    with LLM(kv_memory="64MiB") as llm:
+        return llm.kv_bytes(507)
+
+
+def answers(params: SamplingParams = GREEDY, count: int = len(PROMPTS), **options: Any) -> Any:
     with LLM(kv_floor=16, max_num_batched_tokens=1024, dtype="float32", **options) as llm:
-        outputs = llm.generate(PROMPTS, params)
+        outputs = llm.generate(PROMPTS[:count], params)
         llm.check_integrity()
         return [output.outputs[0] for output in outputs], llm.stats()
 
@@ -26,17 +33,13 @@ def test_nothing_is_evicted_while_all_that_wait_fit() -> None:
     assert all(answer.eviction is not None and answer.eviction.compression == 1 for answer in auto)
 
 
-def test_what_runs_shrinks_for_what_waits_and_no_further_than_it_must() -> None:
-    with LLM(kv_memory="64MiB") as llm:
-        whole = llm.kv_bytes(507)
+def test_what_runs_shrinks_for_what_waits_and_no_further_than_it_must(whole: int) -> None:
     auto, stats = answers(kv_memory=str(int(2.6 * whole)), compression="auto")
     compressions = [answer.eviction.compression for answer in auto]
     # The last two fit together, whatever came before them.
     assert max(compressions) > 1.8 and compressions[-1] == 1
     assert stats.num_short_starts > 0 < stats.num_rounds and stats.num_preemptions == 0
-    with LLM(kv_memory="64MiB") as llm:
-        small = llm.kv_bytes(507)
-    _, tighter = answers(kv_memory=str(int(1.5 * small)), compression="auto")
+    _, tighter = answers(kv_memory=str(int(1.5 * whole)), compression="auto")
     assert tighter.kv_bytes_kept < stats.kv_bytes_kept
     assert stats.kv_bytes_whole == 6 * whole
     assert stats.kv_bytes_kept == sum(answer.eviction.bytes_held for answer in auto)
@@ -65,38 +68,34 @@ def test_a_fork_goes_on_under_what_was_decided() -> None:
 
 
 @pytest.mark.parametrize(("memory", "policy"), [(1.4, "winnow-seen"), (3.0, "kvzip")])
-def test_a_replay_that_does_not_fit_is_replaced(memory: float, policy: str) -> None:
-    with LLM(kv_memory="64MiB") as llm:
-        whole = llm.kv_bytes(507)
-    found, stats = answers(kv_memory=str(int(memory * whole)), eviction="kvzip", compression=8.0)
+def test_a_replay_that_does_not_fit_is_replaced(memory: float, policy: str, whole: int) -> None:
+    options = {"eviction": "kvzip", "compression": 8.0}
+    found, stats = answers(count=2, kv_memory=str(int(memory * whole)), **options)
     assert {answer.eviction.policy for answer in found} == {policy}
-    assert stats.num_replays_replaced == (0 if policy == "kvzip" else 6)
+    assert stats.num_replays_replaced == (0 if policy == "kvzip" else 2)
     assert all(answer.eviction.compression > 4 for answer in found)
 
 
 def test_a_replay_without_positions_behind_its_context_is_replaced() -> None:
-    found, stats = answers(kv_memory="64MiB", eviction="kvzip", compression=8.0, max_model_len=520)
+    options = {"eviction": "kvzip", "compression": 8.0, "max_model_len": 520}
+    found, stats = answers(count=2, kv_memory="64MiB", **options)
     assert {answer.eviction.policy for answer in found} == {"winnow-seen"}
-    assert stats.num_replays_replaced == 6
+    assert stats.num_replays_replaced == 2
 
 
-def test_what_does_not_fit_in_any_way_is_refused_for_what_was_asked() -> None:
-    with LLM(kv_memory="64MiB") as llm:
-        whole = llm.kv_bytes(507)
+def test_what_does_not_fit_in_any_way_is_refused_for_what_was_asked(whole: int) -> None:
     with pytest.raises(CapacityError, match="needs room for 1024 KVs a row"):
         answers(kv_memory=str(int(0.7 * whole)), eviction="kvzip", compression=8.0)
 
 
 def test_where_answers_are_a_few_tokens_compressing_is_found_not_to_pay(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, whole: int
 ) -> None:
     """Prompts that take 1,000 times as long as a step of answers leave nothing to be gained."""
     from winnow.engine.memory.swap_costs import Fit, SwapCosts
 
     monkeypatch.setattr(SwapCosts, "recompute_seconds", lambda self, num_tokens: 1.0)
     monkeypatch.setattr(Fit, "predict", lambda self, u, v: 0.001)
-    with LLM(kv_memory="64MiB") as llm:
-        whole = llm.kv_bytes(507)
     found, stats = answers(kv_memory=str(int(2.6 * whole)), compression="auto")
     assert stats.num_short_starts > 0 == stats.num_rounds
     assert stats.outlook is not None and stats.outlook.gain == pytest.approx(1.0, abs=0.02)

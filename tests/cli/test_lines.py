@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from winnow.batch.lines import BadLine, Job, parse_line
 from winnow.batch.reader import RawLine
@@ -207,6 +207,7 @@ _KEYS = [
 ]
 
 
+@settings(max_examples=10)
 @given(line=st.dictionaries(st.sampled_from(_KEYS) | st.text(), _JSON, max_size=5) | _JSON)
 def test_whatever_the_json_a_line_is_a_job_or_a_bad_line(line: Any) -> None:
     parse(line)

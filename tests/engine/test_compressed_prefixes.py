@@ -192,7 +192,7 @@ def test_answers_stand_where_memory_is_short(directory: Path, cold: LLM) -> None
     policies = [None, "kvzip", "h2o", within, "knorm", "streaming"]
     chosen = random.Random(9)
     prompts, params = [], []
-    for _ in range(40):
+    for _ in range(20):
         policy = chosen.choice(policies)
         amount = {} if policy is None else {"kv_budget": 48}
         context = {"context_tokens": 130} if policy is not None and chosen.random() < 0.7 else {}
@@ -201,7 +201,7 @@ def test_answers_stand_where_memory_is_short(directory: Path, cold: LLM) -> None
         )
         params.append(greedy(eviction=policy, logprobs=None, max_tokens=40, **amount, **context))
     expected = cold.generate(prompts, params)
-    with open_llm(directory, kv_memory=150 * 2**10, max_num_seqs=12, max_num_batched_tokens=128) as llm:
+    with open_llm(directory, kv_memory=120 * 2**10, max_num_seqs=12, max_num_batched_tokens=128) as llm:
         ids = [llm.submit(*each, final_only=True) for each in zip(prompts, params, strict=True)]
         found = {}
         while llm.has_unfinished:
@@ -210,4 +210,4 @@ def test_answers_stand_where_memory_is_short(directory: Path, cold: LLM) -> None
         stats = llm.stats()
     for request_id, theirs in zip(ids, expected, strict=True):
         assert found[request_id].outputs[0].token_ids == theirs.outputs[0].token_ids
-    assert stats.num_preemptions and stats.cached_tokens > 1000
+    assert stats.num_preemptions and stats.cached_tokens > 500

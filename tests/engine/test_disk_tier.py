@@ -87,9 +87,9 @@ def test_a_conversation_goes_on_after_a_restart(
     options: dict[str, Any], directory: Path, tmp_path: Path
 ) -> None:
     with open_llm(directory, None, **options) as llm:
-        tokens, expected = converse(llm, 4)
+        tokens, expected = converse(llm, 3)
         last = ask(llm, tokens)
-    for turn in range(4):
+    for turn in range(3):
         with open_llm(directory, tmp_path / "cache", **options) as llm:
             _, found = converse(llm, turn + 1)
             assert [each.outputs[0].token_ids for each in found] == [

@@ -17,8 +17,8 @@ from winnow.errors import ConfigError
 from winnow.models import DEMO_MODEL
 
 OPTIONS: dict[str, Any] = {"kv_memory": "1MiB", "block_size": 4, "max_num_seqs": 8, "prefill_chunk": 32}
-PROMPTS = [Random(seed).choices(range(4, VOCAB), k=10 + 9 * seed) for seed in range(6)]
-SAMPLED = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=24, n=2, seed=5, ignore_eos=True)
+PROMPTS = [Random(seed).choices(range(4, VOCAB), k=10 + 9 * seed) for seed in range(5)]
+SAMPLED = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=20, n=2, seed=5, ignore_eos=True)
 KINDS = [
     SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=1),
     SAMPLED,
@@ -59,7 +59,7 @@ def test_a_model_accepts_its_own_drafts(plain: LLM, target: Path, params: Sampli
         assert answers(llm, params, PROMPTS) == answers(plain, params, PROMPTS)
         stats = llm.stats()
     # Sampled ones too: both models draw by the same noise.
-    assert stats.num_draft_tokens > 50 and stats.num_accepted_tokens > 0.98 * stats.num_draft_tokens
+    assert stats.num_draft_tokens > 40 and stats.num_accepted_tokens > 0.98 * stats.num_draft_tokens
 
 
 @pytest.mark.parametrize("params", KINDS)
@@ -74,12 +74,12 @@ def test_another_model_changes_no_answer(
 
 
 def test_little_memory_is_shared(plain: LLM, target: Path) -> None:
-    options = OPTIONS | {"kv_memory": "160KiB"}
+    options = OPTIONS | {"kv_memory": "112KiB"}
     with LLM(target, speculative_config=config(target), **options) as llm:
         assert answers(llm, SAMPLED, PROMPTS) == answers(plain, SAMPLED, PROMPTS)
         stats = llm.stats()
         assert stats.num_preemptions > 0 < stats.num_accepted_tokens
-        assert stats.kv_bytes_peak <= stats.kv_bytes_budget == 160 * 2**10
+        assert stats.kv_bytes_peak <= stats.kv_bytes_budget == 112 * 2**10
 
 
 def test_other_vocabularies_and_states_are_refused(target: Path, tmp_path: Path) -> None:

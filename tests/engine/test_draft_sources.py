@@ -65,11 +65,11 @@ class Stub:
 
 
 def requests(llm: LLM) -> Iterator[tuple[list[int], SamplingParams]]:
-    """96 requests whose prompts begin alike in part."""
+    """48 requests whose prompts begin alike in part."""
     random = Random(5)
     ids = llm.get_tokenizer().encode("The quick brown fox, and the lazy dog: 12 of 40. ")
     shared = [random.choices(ids, k=24) for _ in range(3)]
-    for number in range(96):
+    for number in range(48):
         prompt = random.choice(shared) + random.choices(ids, k=random.randint(2, 40))
         params = KINDS[number % len(KINDS)]
         yield prompt, SamplingParams(max_tokens=random.randint(4, 24), seed=number, **params)
@@ -112,7 +112,7 @@ def test_drafts_never_change_an_answer(plain: list[RequestOutput], kind: str) ->
         found = answers(llm, Stub(known, change[kind]))
         stats = llm.stats()
     assert stats.num_preemptions > 0 < stats.num_rounds and stats.cached_tokens > 0
-    assert stats.num_draft_tokens > 500
+    assert stats.num_draft_tokens > 250
     if kind == "right":
         assert stats.num_accepted_tokens > 0.8 * stats.num_draft_tokens
     if kind == "wrong":

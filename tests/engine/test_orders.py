@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
 from winnow.engine.requests.request import Request, Sequence
@@ -217,6 +217,7 @@ class TestQueueLimits:
         queue.require_room(1000, 1, 5)
 
 
+@settings(max_examples=12)
 @given(
     data=st.data(),
     policy=st.sampled_from(POLICIES),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from round_policies import POLICIES, PRESSURE
 from simulated import BLOCK, ROWS, Simulation
 
@@ -272,6 +272,7 @@ class TestMeasuredCosts:
         assert costs.swap_seconds(1000) == pytest.approx(5.0, rel=0.01)
 
 
+@settings(max_examples=12)
 @given(
     data=st.data(),
     blocks_per_row=st.integers(12, 60),

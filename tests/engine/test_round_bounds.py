@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from round_policies import EVERY_8, POLICIES
 from simulated import ROWS, Simulation
 
@@ -12,6 +12,7 @@ from winnow.eviction.scores import KeyNorm
 from winnow.eviction.sequence import SequenceEviction
 
 
+@settings(max_examples=12)
 @given(
     policy=st.sampled_from([p for p in POLICIES[1:] if p is not None]),
     prompt_len=st.integers(1, 120),

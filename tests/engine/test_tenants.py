@@ -211,7 +211,7 @@ class TestFairness:
             service.arrive(tenant)
         start = [service.of(tenant, weight) for tenant, weight in zip("ab", weights, strict=True)]
         bound = 2 * max(most_prompt, 2 * blocks_per_row * BLOCK) / min(weights)
-        for _ in range(data.draw(st.integers(50, 150))):
+        for _ in range(data.draw(st.integers(50, 90))):
             if data.draw(st.integers(0, 5)) == 0:
                 service.arrive("c")
             service.step("ab")

@@ -198,9 +198,8 @@ def test_questions_share_a_context_that_is_judged_without_them(
     assert aware.achieved_compression == pytest.approx(2.0, rel=0.1)
 
 
-@pytest.mark.parametrize("torn", [False, True])
 def test_a_killed_evaluation_goes_on_to_the_same_table(
-    llm: LLM, make_plan: MakePlan, tmp_path: Path, submitted: list[Any], torn: bool
+    llm: LLM, make_plan: MakePlan, tmp_path: Path, submitted: list[Any]
 ) -> None:
     plan = make_plan(
         plan_cells(["kv-compress"], amounts_of([2, 4]), ["agnostic"], ["recent"]), controls=("recent",)
@@ -218,9 +217,8 @@ def test_a_killed_evaluation_goes_on_to_the_same_table(
     assert not llm.has_unfinished
     done = journal.read_bytes().count(b"\n") - 1
     assert 7 <= done < 20
-    if torn:
-        with journal.open("ab") as file:
-            file.write(b'{"cell": "query-agnostic kv-compress 2x", "sam')
+    with journal.open("ab") as file:  # the line that it was writing
+        file.write(b'{"cell": "query-agnostic kv-compress 2x", "sam')
     submitted.clear()
     first: list[int] = []
     resumed = evaluate(llm, plan, journal=journal, on_step=lambda done, *_: first.append(done))
