@@ -32,7 +32,12 @@ class Llama:
         self.group: int = config.num_attention_heads // config.num_key_value_heads
         self.head_dim: int = config.head_dim
         self._eps: float = config.rms_norm_eps
-        self._theta: float = config.rope_parameters["rope_theta"]
+        half = self.head_dim // 2
+        frequencies = config.rope_parameters["rope_theta"] ** (-np.arange(half) / half)
+        places = np.r_[
+            : config.max_position_embeddings, -config.max_position_embeddings : 0
+        ]  # also to turn back
+        self._cos, self._sin = np.cos(places[:, None] * frequencies), np.sin(places[:, None] * frequencies)
         self._weights = {name: w.double().numpy() for name, w in model.state_dict().items()}
 
     def embed(self, token_id: int) -> Array:
@@ -73,11 +78,9 @@ class Llama:
     def rotate(self, x: Array, position: int) -> Array:
         """x, [..., d], at a position."""
         half = self.head_dim // 2
-        angle = position * self._theta ** (-np.arange(half) / half)
+        cos, sin = self._cos[position], self._sin[position]
         a, b = x[..., :half], x[..., half:]
-        return np.concatenate(
-            [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1
-        )
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
     def _norm(self, name: str, x: Array) -> Array:
         return x / math.sqrt((x * x).mean() + self._eps) * self._weights[f"{name}.weight"]

@@ -56,7 +56,7 @@ class DenseScores(DenseState):
         if isinstance(scorer, LastQuery):
             return self._last_query(row)
         if isinstance(scorer, BelowAverage):
-            return {kv.token: self._below_average(row, kv.token, scorer.history) for kv in row.held}
+            return self._below_average(row, scorer.history)
         if isinstance(scorer, Recency):
             return {kv.token: Score(kv.position) for kv in row.held}
         if isinstance(scorer, Random):
@@ -78,7 +78,9 @@ class DenseScores(DenseState):
         if isinstance(scorer, Leverage):
             return self._leverage(row, scorer)
         if isinstance(scorer, Reconstruction):
-            return self._reconstruction(scorer)[row.layer, row.head]
+            if self._replay_scores[0] != self.computed:  # one replay tells of all rows
+                self._replay_scores = self.computed, self._reconstruction(scorer)
+            return self._replay_scores[1][row.layer, row.head]
         raise TypeError(f"there is no rule here for {scorer}")
 
     def _times_factor(self, row: Row, scorer: ByKeyDeviation | ByValueNorm) -> dict[int, Score]:
@@ -102,34 +104,37 @@ class DenseScores(DenseState):
     def _reconstruction(self, scorer: Reconstruction) -> dict[tuple[int, int], dict[int, Score]]:
         """By row: the largest probability of each KV while the context is repeated behind itself, chunk by chunk."""
         replay, context = scorer.replay, self.token_ids[: self.context_len]
-        highest = {(row.layer, row.head): dict.fromkeys(range(len(context)), 0.0) for row in self.all_rows}
+        highest = {(row.layer, row.head): np.zeros(len(context)) for row in self.all_rows}
         for start in range(0, len(context), replay.chunk):
             chunk = range(start, min(start + replay.chunk, len(context)))
             words = list(self._asks[0])
             if start and self._asks[1]:
                 words = [*self._asks[1], *context[max(start - replay.starting, 0) : start]]
-            sinks = range(min(self.policy.keep.sinks, start))
+            judged = [*range(min(self.policy.keep.sinks, start)), *chunk]
             token_ids = [*words, *(context[j] for j in chunk)]
-            for name, paid in self._repeat(token_ids, [*sinks, *chunk]):
-                for j, p in paid.items():
-                    highest[name][j] = max(highest[name][j], p)
-        return {name: {j: relative(p, 4) for j, p in row.items()} for name, row in highest.items()}
+            for name, paid in self._repeat(token_ids, judged):
+                highest[name][judged] = np.maximum(highest[name][judged], paid)
+        return {
+            name: {j: relative(p, 4) for j, p in enumerate(row.tolist())} for name, row in highest.items()
+        }
 
     def _repeat(
         self, token_ids: Sequence[int], judged: Sequence[int]
-    ) -> Iterator[tuple[tuple[int, int], dict[int, float]]]:
+    ) -> Iterator[tuple[tuple[int, int], Array]]:
         """Compute tokens behind the context, and forget them.
 
         Yields for each of them and each row what the group pays at most to the KVs of `judged`, in a softmax over
         those and the tokens computed here.
         """
         model, keys, values = self._model, {}, {}
+        room = np.zeros((len(token_ids), model.head_dim))
         for row in self.all_rows:
             name = row.layer, row.head
-            keys[name] = [row.rotated[j] for j in row.tokens]
-            values[name] = [row.value[j] for j in row.tokens]
+            keys[name] = np.concatenate([row.rotated[row.tokens], room])
+            values[name] = np.concatenate([row.value[row.tokens], room])
 
-        for position, token_id in enumerate(token_ids, start=self.computed):
+        for done, token_id in enumerate(token_ids):
+            position = self.computed + done
             hidden = model.embed(token_id)
             for layer, rows in enumerate(self.rows):
                 q, k, v = model.project(layer, hidden)
@@ -137,13 +142,12 @@ class DenseScores(DenseState):
                 attended = []
                 for row in rows:
                     name = row.layer, row.head
-                    keys[name].append(turned_k[row.head])
-                    values[name].append(v[row.head])
-                    logits = turned_q[row.head] @ np.array(keys[name]).T / math.sqrt(model.head_dim)
-                    attended.append(softmax(logits) @ np.array(values[name]))
-                    seen = [*judged, *range(self.context_len, len(keys[name]))]
-                    paid = softmax(logits[:, seen])[:, : len(judged)]
-                    yield name, {j: float(p) for j, p in zip(judged, paid.max(axis=0), strict=True)}
+                    end = len(row.held) + done + 1
+                    keys[name][end - 1], values[name][end - 1] = turned_k[row.head], v[row.head]
+                    logits = turned_q[row.head] @ keys[name][:end].T / math.sqrt(model.head_dim)
+                    attended.append(softmax(logits) @ values[name][:end])
+                    seen = [*judged, *range(self.context_len, end)]
+                    yield name, softmax(logits[:, seen])[:, : len(judged)].max(axis=0)
                 after = hidden + model.join(layer, np.stack(attended))
                 hidden = after + model.feed(layer, after)
 
@@ -179,53 +183,48 @@ class DenseScores(DenseState):
         paid = row.paid[:, self.computed - 1].sum(axis=0)
         return {j: relative(paid[j]) for j in row.tokens}
 
-    def _below_average(self, row: Row, j: int, history: int) -> Score:
+    def _below_average(self, row: Row, history: int) -> dict[int, Score]:
         end, first, _ = self._window(row, history)
         queries = list(range(first, end)) if self.last_round < end else []
         if self.computed > self.context_len:
             queries += range(max(self.context_len, self.last_round), self.computed)
-        count, close = 0, 0
-        for i in queries:
-            for h in range(len(row.paid)):
-                if row.saw[i, j]:
-                    p, average = row.paid[h, i, j], 1.0 / row.saw[i].sum()
-                    count += p < average
-                    close += abs(p - average) <= RELATIVE * average
-        return Score(-count, close, ties=not close)
+        saw, paid = row.saw[queries][:, row.tokens], row.paid[:, queries][:, :, row.tokens]
+        average = 1.0 / row.saw[queries].sum(axis=1, keepdims=True)
+        counts = (saw & (paid < average)).sum(axis=(0, 1)).tolist()
+        closes = (saw & (abs(paid - average) <= RELATIVE * average)).sum(axis=(0, 1)).tolist()
+        return {
+            j: Score(-count, close, ties=not close)
+            for j, count, close in zip(row.tokens, counts, closes, strict=True)
+        }
 
     def _observed(
         self, row: Row, size: int, power: int, pool: Smoothing | None, group: Group, continual: bool
     ) -> dict[int, Score]:
         """Window scores of the context, pooled, and what later queries add."""
         end, first, tokens = self._window(row, size)
-        sums = {j: self._terms(row, range(first, end), j, power).sum(axis=1) for j in tokens}
-        place = {
-            j: n for n, j in enumerate(j for j in tokens if not (pool and pool.skip_window and j >= first))
-        }
-        neighbours = list(place)
+        neighbours = [j for j in tokens if not (pool and pool.skip_window and j >= first)]
+        sums = self._terms(row, range(first, end), neighbours, power).sum(axis=1)
 
-        def pooled(values: dict[int, Array]) -> dict[int, Array]:
-            if pool is None:
+        def pooled(values: Array) -> Array:  # [..., neighbours, 2]
+            if pool is None or not neighbours:
                 return values
-            result = {}
-            for j, n in place.items():
-                around = [values[k] for k in neighbours[max(n - pool.size // 2, 0) : n + pool.size // 2 + 1]]
-                total = np.max(around, axis=0) if pool.kind == "max" else np.sum(around, axis=0) / pool.size
-                result[j] = total
-            return result
+            half = pool.size // 2
+            around = [values[..., max(n - half, 0) : n + half + 1, :] for n in range(len(neighbours))]
+            if pool.kind == "max":
+                return np.stack([each.max(axis=-2) for each in around], axis=-2)
+            return np.stack([each.sum(axis=-2) / pool.size for each in around], axis=-2)
 
-        if pool is not None and pool.per_query_head:
-            aggregated = {j: aggregate(x, group) for j, x in pooled(sums).items()}
-        else:
-            aggregated = pooled({j: aggregate(x, group) for j, x in sums.items()})
-        scores = {}
-        for j in row.tokens:
-            value = aggregated.get(j, np.zeros(2))
-            if continual:
-                later = self._terms(row, range(self.context_len, self.computed), j, power)
-                value = value + aggregate(later, group).sum(axis=0)
-            scores[j] = Score(*value.tolist())
-        return scores
+        is_pooled_first = pool is not None and pool.per_query_head
+        values = aggregate(pooled(sums), group) if is_pooled_first else pooled(aggregate(sums, group))
+        aggregated = dict(zip(neighbours, values, strict=True))
+        later = np.zeros((len(row.held), 2))
+        if continual:
+            terms = self._terms(row, range(self.context_len, self.computed), row.tokens, power)
+            later = aggregate(terms, group).sum(axis=0)
+        return {
+            j: Score(*(aggregated.get(j, np.zeros(2)) + more).tolist())
+            for j, more in zip(row.tokens, later, strict=True)
+        }
 
     def _window(self, row: Row, size: int) -> tuple[int, int, list[int]]:
         """The end and the first of the last queries before a round, and the tokens that the row held then."""
@@ -234,7 +233,7 @@ class DenseScores(DenseState):
         first = max(self.question_end - size, self._round_before_question_end)
         return self.question_end, first, row.at_question_end
 
-    def _terms(self, row: Row, queries: range, j: int, power: int) -> Array:
-        """What each query head of each query adds to the KV of token j, and its error: [g, n, 2]."""
-        p = row.paid[:, queries, j]
+    def _terms(self, row: Row, queries: range, tokens: Sequence[int], power: int) -> Array:
+        """What each query head of each query adds to the KV of each token, and its error: [g, n, tokens, 2]."""
+        p = row.paid[:, queries][:, :, tokens]
         return np.stack([p**power, power * RELATIVE * p**power], axis=-1)

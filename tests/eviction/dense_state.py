@@ -52,7 +52,7 @@ class Row:
 
     def attend(self, token: int, queries: Array) -> Array:
         """Rotated queries, [g, d], of a token whose own KV is held already: what they get."""
-        tokens = self.tokens
+        tokens = np.array(self.tokens)
         logits = queries @ self.rotated[tokens].T / math.sqrt(queries.shape[1])
         p = np.exp(logits - logits.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)
@@ -141,6 +141,7 @@ class DenseState:
         self.num_rounds = 0
         self.logprobs: list[Array] = []
         self.unsure_from: int | None = None
+        self._replay_scores: tuple[int, dict[tuple[int, int], dict[int, Score]]] = -1, {}
         self.token_ids: list[int] = []
         self._model = model
         self._block_size = block_size
@@ -186,8 +187,11 @@ class DenseState:
         """The names of the `count` lowest scores; ties are taken in order."""
         ordered = sorted(candidates, key=lambda c: (c[0].value, c[1]))
         taken, left = ordered[: max(count, 0)], ordered[max(count, 0) :]
-        for a, *_ in taken:
-            for b, *_ in left:
+        most = max((a.value + a.error for a, *_ in taken), default=-math.inf)
+        least = min((b.value - b.error for b, *_ in left), default=math.inf)
+        near_taken = [a for a, *_ in taken if a.value + a.error >= least]
+        for b, *_ in left:
+            for a in near_taken if most >= b.value - b.error else ():
                 tie = a.value == b.value and a.ties and b.ties
                 if not tie and a.value + a.error >= b.value - b.error:
                     self._doubt()

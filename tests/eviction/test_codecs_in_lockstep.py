@@ -1,12 +1,11 @@
 """Every codec under policies of every kind: the engine keeps what the dense oracle keeps that reads what is stored."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from lockstep import SHORT_ANSWERS, Model, ask, build, compare, small
+from lockstep import ANSWERS, Models, ask, compare, small
 
 from winnow.eviction import PRESETS
 
@@ -26,26 +25,20 @@ POLICIES = ["full", "h2o", "snapkv", "kv-compress", "keydiff", "leverage"]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Model]:
-    built: dict[int, Model] = {}
-
-    def model(seed: int) -> Model:
-        if seed not in built:
-            path: Path = tmp_path_factory.mktemp("model")
-            built[seed] = path, build(path, seed)
-        return built[seed]
-
-    return model
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    models = Models(tmp_path_factory.mktemp)
+    yield models
+    models.close()
 
 
-# A codec for each policy, and every codec.
+# A codec for each policy.
 PAIRS = [(policy, list(CODECS)[2 * i % len(CODECS)]) for i, policy in enumerate(POLICIES)]
 
 
 @pytest.mark.parametrize(("policy", "codec"), PAIRS)
-def test_a_codec_under_a_policy(policy: str, codec: str, models: Callable[[int], Model]) -> None:
+def test_a_codec_under_a_policy(policy: str, codec: str, models: Models) -> None:
     rng = random.Random(f"{policy} {codec}")
     chosen = small(PRESETS[policy].policy, rng)
-    asked = [ask(chosen, rng, answer) for answer in SHORT_ANSWERS]
-    asked[2] = replace(asked[2], context_len=len(asked[2].prompt) - rng.randint(1, 12))
+    asked = [ask(chosen, rng, answer) for answer in ANSWERS]
+    asked[1] = replace(asked[1], context_len=len(asked[1].prompt) - rng.randint(1, 12))
     compare(models, sorted(CODECS).index(codec) % 3, asked, **CODECS[codec])
