@@ -53,11 +53,15 @@ def logprobs(llm: LLM, prompt: list[int]) -> torch.Tensor:
     return torch.tensor([next(iter(entry.values())).logprob for entry in found[1:] if entry])
 
 
-@pytest.mark.parametrize("options", CODECS, ids=name_of)
-def test_answers_hardly_change(options: dict[str, Any], model: Path) -> None:
-    """The more bits the less; of codes of 3 bits and below only that they are read at all."""
+@pytest.fixture(scope="module")
+def exact(model: Path) -> torch.Tensor:
     with open_llm(model) as llm:
-        exact = logprobs(llm, PROMPTS[0])
+        return logprobs(llm, PROMPTS[0])
+
+
+@pytest.mark.parametrize("options", CODECS, ids=name_of)
+def test_answers_hardly_change(options: dict[str, Any], model: Path, exact: torch.Tensor) -> None:
+    """The more bits the less; of codes of 3 bits and below only that they are read at all."""
     with open_llm(model, **options) as llm:
         found = logprobs(llm, PROMPTS[0])
         assert [len(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, GREEDY)] == [12] * 3
@@ -76,19 +80,19 @@ def test_answers_hardly_change(options: dict[str, Any], model: Path) -> None:
     assert 0 < off < most
 
 
-@pytest.mark.parametrize("options", CODECS[2:], ids=name_of)
+@pytest.mark.parametrize("options", CODECS[3::2], ids=name_of)  # K and V apart, outliers, wide parts
 def test_samples_fork_and_preempted_requests_come_back(options: dict[str, Any], model: Path) -> None:
-    sampled = SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+    sampled = SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
     with open_llm(model, **options) as llm:
         layout = llm._engine._executor.layout
         [alone] = llm.generate([PROMPTS[1]], sampled)
     assert len({tuple(answer.token_ids) for answer in alone.outputs}) == 3
-    room = CacheSize.of_blocks(layout, 2 * layout.blocks_for(110), 4, 256).nbytes(layout)
+    room = CacheSize.of_blocks(layout, 2 * layout.blocks_for(100), 4, 256).nbytes(layout)
     with open_llm(model, **options, kv_memory=room) as llm:
         outputs = llm.generate([PROMPTS[0], PROMPTS[2]] * 3, sampled)
         assert llm.stats().num_preemptions > 0
         llm.check_integrity()
-    assert all(len(answer.token_ids) == 40 for output in outputs for answer in output.outputs)
+    assert all(len(answer.token_ids) == 30 for output in outputs for answer in output.outputs)
 
 
 @pytest.mark.parametrize("policy", ["h2o", "leverage", "kvzip"])

@@ -248,7 +248,7 @@ def test_scores_agree_without_the_kernels(scorer: Scorer, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("isa", KERNELS)
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(case=CASES, data=st.data())
 def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObject) -> None:
     """The same KVs in the same slots, whatever the rows, with many equals among them."""

@@ -1,8 +1,8 @@
 """Budgets over ranks: costs of each rank's own heads, put together, allot what one rank with all heads allots."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +11,7 @@ from lockstep import ask, build, open_llm, small
 from torch import Tensor
 from torch.nn import functional
 
+from winnow import LLM
 from winnow.eviction import PRESETS, AdaptiveHeads, AdaptiveRows, Budget, EqualHeads, Fixed, Pyramid
 from winnow.eviction.costs import Ranking, RowCosts
 from winnow.eviction.round_rows import RoundInputs
@@ -122,23 +123,23 @@ def test_two_ranks_allot_what_one_does(budget: Budget) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     path = tmp_path_factory.mktemp("model")
     build(path, 0)
-    return path
+    with open_llm(path, 0, prefill_chunk=None) as llm:
+        yield llm
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name, preset in PRESETS.items()
-        if not preset.policy.when.never and preset.policy.compact is None
-    ],
-)
-def test_two_ranks_allot_what_a_preset_allots(
-    name: str, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# One of each budget in rounds of each kind: the scores are one tensor to them.
+ALLOTTING = {
+    (preset.policy.budget, preset.policy.when.in_prefill, preset.policy.when.in_decode): name
+    for name, preset in PRESETS.items()
+    if not preset.policy.when.never and preset.policy.compact is None
+}
+
+
+@pytest.mark.parametrize("name", ALLOTTING.values())
+def test_two_ranks_allot_what_a_preset_allots(name: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounds of a running engine, each planned by one rank and by two."""
     rounds = 0
     rng = random.Random(name)
@@ -154,9 +155,8 @@ def test_two_ranks_allot_what_a_preset_allots(
         return alone
 
     monkeypatch.setattr(type(policy.budget), "costs", checked)
-    with open_llm(model, 0, prefill_chunk=None) as llm:
-        for asked in (ask(policy, rng, 12) for _ in range(2)):
-            llm.submit(asked.prompt, asked.params)
-        while llm.has_unfinished:
-            llm.step()
+    for asked in (ask(policy, rng, 12) for _ in range(2)):
+        llm.submit(asked.prompt, asked.params)
+    while llm.has_unfinished:
+        llm.step()
     assert rounds
