@@ -98,7 +98,7 @@ def observes(num_accumulators: int) -> st.SearchStrategy[AttentionObserver]:
     return st.one_of(added, replaced)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_equals_the_reference(data: st.DataObject) -> None:
     draw = data.draw
@@ -149,7 +149,7 @@ def test_an_unknown_dtype_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("head_dim", [16, 24, 40, 64, 80, 128])
+@pytest.mark.parametrize("head_dim", [16, 40, 80, 128])
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("longest", [0, 300])
 @pytest.mark.parametrize("most", [16, 31, 97])

@@ -25,6 +25,8 @@ CODECS = {
     for name in (*CODED, "k=int8,v=int4", "k=bfloat16,v=int2", "k=int4-outlier,v=float32")
     for rotate in ("auto", "kv")
 }
+# Threads share the rows of every format alike: codes of bytes and of bits, floats, and of two kinds.
+THREADED = ["int8-auto", "int4-outlier-kv", "fp8_e4m3-kv", "k=int8,v=int4-auto", "k=bfloat16,v=int2-kv"]
 
 
 def test_every_format_is_read() -> None:
@@ -46,7 +48,7 @@ def codecs(draw: st.DrawFn, head_dim: int) -> PairCodec:
     return PlainCodec(k, bias) if isinstance(codec, PlainCodec) else replace(codec, bias=bias)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_equals_the_reference(data: st.DataObject) -> None:
     draw = data.draw
@@ -124,11 +126,13 @@ def test_integers_lose_less_than_activations(isa: str, name: str, head_dim: int)
     torch.testing.assert_close(scores[0], scores[1], rtol=3e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_threads_and_places_change_nothing(codec: PairCodec) -> None:
+@pytest.mark.parametrize("name", THREADED)
+def test_threads_and_places_change_nothing(name: str) -> None:
     """Bit for bit, where rows are so long that several threads share one."""
     observe = [AttentionObserver((Term.ATTENTION, Term.SQUARED))] * 4
-    batch = paged_batch(7, [1, 1, 40, 150], longest=5000, kv_dtype=codec, num_accumulators=2, observe=observe)
+    batch = paged_batch(
+        7, [1, 1, 40, 150], longest=5000, kv_dtype=CODECS[name], num_accumulators=2, observe=observe
+    )
     before = torch.get_num_threads()
     found: dict[str, list[tuple[Tensor, KVPool]]] = {isa: [] for isa in ISAS}
     try:

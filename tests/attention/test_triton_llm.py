@@ -12,7 +12,7 @@ from triton_case import DEVICE
 from winnow import LLM, SamplingParams
 from winnow.attention import Spans
 from winnow.attention.triton import backend as backend_module
-from winnow.executor import torch_executor
+from winnow.executor import step_graphs, torch_executor
 from winnow.executor.step_graphs import StepGraphs
 from winnow.models.fast import optimize
 from winnow.models.fast.fused.triton_passes import TritonPasses
@@ -20,7 +20,9 @@ from winnow.models.fast.fused.triton_passes import TritonPasses
 
 def test_fused_layers_rotate_and_store_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers are those of the reference, and no launch only rotates or only stores."""
-    model = save_tiny_llama(tmp_path, seed=3, num_hidden_layers=1)
+    model = save_tiny_llama(
+        tmp_path, seed=3, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+    )
     params, answers = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), []
     monkeypatch.setattr(optimize, "_passes_fit", lambda model: True)
     for backend in ("reference", "triton"):
@@ -34,12 +36,14 @@ def test_fused_layers_rotate_and_store_in_one_pass(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("eviction", "budget", "chunk"), [("h2o", 12, 16), ("snapkv", 40, 32)])
+@pytest.mark.parametrize(
+    ("eviction", "budget", "chunk", "layers"), [("h2o", 12, 16, 2), ("snapkv", 40, 32, 1)]
+)
 def test_answers_and_what_is_kept_equal_the_reference(
-    eviction: str, budget: int, chunk: int, tmp_path: Path
+    eviction: str, budget: int, chunk: int, layers: int, tmp_path: Path
 ) -> None:
     """One policy watches all queries, the other pools what the last ones of the prompt saw."""
-    model = save_tiny_llama(tmp_path, seed=3)
+    model = save_tiny_llama(tmp_path, seed=3, num_hidden_layers=layers)
     prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7, 8, 9, 10, 11] * (chunk // 5), [3, 4] * 5)]
     answers = []
     for backend in ("triton", "reference"):
@@ -62,7 +66,8 @@ def test_answers_and_what_is_kept_equal_the_reference(
 
 def test_answers_of_graphs_equal_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts come in small chunks beside sequences that decode, and what a graph saw once is computed again."""
-    model = save_tiny_llama(tmp_path, seed=3)
+    model = save_tiny_llama(tmp_path, seed=3, num_hidden_layers=1)
+    monkeypatch.setattr(step_graphs, "_LEAST_TOKENS", 8)
     prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7], [3, 4] * 4, [8] * 7)]
     params = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
     answers: list[Any] = []

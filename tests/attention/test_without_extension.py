@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.tiny_llama import save_tiny_llama
 
-ANSWER = """
-import sys
+BOTH = """
+import os, sys, torch
 sys.modules["winnow._native"] = None
 from winnow import LLM
 from winnow.attention import ReferenceBackend, open_backend
@@ -15,11 +15,7 @@ assert isinstance(open_backend("auto"), ReferenceBackend)
 with LLM(kv_memory="32MiB", eviction="leverage", kv_budget=48) as llm:
     answer = llm.generate(["The cat sat on the mat. " * 20])[0].outputs[0]
 assert answer.token_ids and answer.eviction.rounds > 0
-"""
 
-FUSED = """
-import os, sys, torch
-sys.modules["winnow._native"] = None
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 from winnow.config import ModelConfig
@@ -32,14 +28,11 @@ assert not loaded.unfused and all(isinstance(layer, FusedLayer) for layer in loa
 """
 
 
-def test_an_answer_and_a_round_need_no_extension() -> None:
-    done = subprocess.run([sys.executable, "-c", ANSWER], capture_output=True, text=True, check=False)
+def test_an_answer_a_round_and_fused_layers_need_no_extension(tmp_path: Path) -> None:
+    """A GPU's fused layers are compared with the model's own code at load."""
+    model = save_tiny_llama(
+        tmp_path, seed=0, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+    )
+    done = subprocess.run([sys.executable, "-c", BOTH, model], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("CPU kernels are not in this installation") == 1
-
-
-def test_fused_layers_of_a_gpu_need_no_extension(tmp_path: Path) -> None:
-    """The model is compared with its own code at load."""
-    model = save_tiny_llama(tmp_path, seed=0, num_hidden_layers=1)
-    done = subprocess.run([sys.executable, "-c", FUSED, model], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
