@@ -74,7 +74,7 @@ def known_tokens(output: RequestOutput) -> list[int]:
     return list(output.prompt_token_ids) + list(output.outputs[0].token_ids)
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("seed", [None, 1])
 def test_turns_compute_what_is_new(llm: LLM, plain: LLM, seed: int | None) -> None:
     """The model's own tokens are read again, also where the tokenizer would cut their text otherwise."""
     params = ANSWER if seed is None else replace(ANSWER, temperature=2.0, seed=seed)
@@ -111,7 +111,7 @@ def finish(llm: LLM) -> None:
     llm.check_integrity()
 
 
-@pytest.mark.parametrize("policy", ["kv-compress", "keydiff", "leverage", "h2o"])
+@pytest.mark.parametrize("policy", ["kv-compress", "keydiff"])
 def test_a_compressed_conversation_goes_on(open_llm: Any, policy: str) -> None:
     """A turn continues on what rounds have left, and its own round may compress it further."""
     llm = open_llm(num_accumulators=2)
@@ -283,14 +283,15 @@ def test_a_ttl_is_kept_or_refused(open_llm: Any) -> None:
     assert tiers()["kept"] != "device" and tiers()["older"] == tiers()["younger"] == "device"
 
 
-@pytest.mark.parametrize("terms", [{"ttl": 5}, {"prefetch": True}])
 @pytest.mark.parametrize("options", [{"engine": "padded"}, {"enable_prefix_caching": False}])
-def test_what_cannot_act_is_refused(open_llm: Any, options: dict[str, Any], terms: dict[str, Any]) -> None:
+def test_what_cannot_act_is_refused(open_llm: Any, options: dict[str, Any]) -> None:
     llm = open_llm(**options)
-    request = llm.new_request(TokenizedPrompt(None, [5] * 40), ANSWER, session=SessionRequest("one", **terms))
-    with pytest.raises(InvalidRequestError, match=next(iter(terms))):
-        llm.submit_all([request])
-    assert not llm.has_unfinished
+    for terms in ({"ttl": 5}, {"prefetch": True}):
+        prompt = TokenizedPrompt(None, [5] * 40)
+        request = llm.new_request(prompt, ANSWER, session=SessionRequest("one", **terms))
+        with pytest.raises(InvalidRequestError, match=next(iter(terms))):
+            llm.submit_all([request])
+        assert not llm.has_unfinished
 
 
 def test_idle_sessions_are_compressed_then_moved_then_forgotten(open_llm: Any, tmp_path: Path) -> None:
