@@ -206,4 +206,4 @@ class ForkMachine(RuleBasedStateMachine):
 
 
 TestForks: Any = ForkMachine.TestCase
-TestForks.settings = settings(suppress_health_check=list(HealthCheck))
+TestForks.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))

@@ -373,4 +373,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(suppress_health_check=list(HealthCheck))
+TestCache.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))

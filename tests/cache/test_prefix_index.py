@@ -312,7 +312,7 @@ def left_of(state: tuple[object, ...]) -> IntArray:
 
 
 TestPrefixes = PrefixMachine.TestCase
-TestPrefixes.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
+TestPrefixes.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))
 
 
 def chain_of(tokens: list[int], salt: str = "") -> PrefixChain:
