@@ -31,8 +31,8 @@ CONFIG = Llama4TextConfig(
     floor_scale=8,
     attn_scale=0.9,
 )
-PROMPTS = [random.Random(n).choices(range(3, VOCAB), k=n) for n in (1, 5, 23, 24, 47, 70, 100)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+PROMPTS = [random.Random(n).choices(range(3, VOCAB), k=n) for n in (1, 23, 24, 47, 70)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]
 
 
 def answers(path: Path, **options: Any) -> list[list[int]]:
-    with LLM(path, kv_memory="4MiB", max_num_seqs=4, **options) as llm:
+    with LLM(path, kv_memory="4MiB", max_num_seqs=3, **options) as llm:
         found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
         llm.check_integrity()
     return found
