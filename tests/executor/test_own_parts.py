@@ -84,7 +84,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def kept(policy: EvictionPolicy) -> tuple[tuple[tuple[int, ...], ...], list[int]]:
     words = " ".join(
-        f"The {color} key opens door {number}." for number, color in enumerate(["red", "blue"] * 20)
+        f"The {color} key opens door {number}." for number, color in enumerate(["red", "blue"] * 10)
     )
     with LLM(kv_memory="32MiB", eviction=policy, kv_budget=64, prefill_chunk=48) as llm:
         params = SamplingParams(temperature=0, max_tokens=4)

@@ -37,7 +37,7 @@ def logits(
 
     monkeypatch.setattr(paged_trial.CacheLayout, "even", layout)
     loaded = load_model(ModelConfig(model=directory, dtype=dtype, device="cpu", verify_model=False))
-    tokens = torch.randint(VOCAB, (24,), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(VOCAB, (18,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         return paged_trial.paged_logits(
             loaded, tokens, open_backend(backend, "cpu"), paged_trial.plain_layout(loaded)
