@@ -1,8 +1,6 @@
 """A packed model gives what the model gave that it was packed from, to the last bit, or is refused by name."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +31,7 @@ pytestmark = pytest.mark.cpu
 
 PACKABLE = ["llama-gqa", "llama-mqa", "llama-mha", "mistral-window", "qwen2", "qwen3", "phi3", "gemma3"]
 WIDE = {"hidden_size": 64, "intermediate_size": 160}
-PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=3)
 
 
 def changed(config: PretrainedConfig, **values: Any) -> PretrainedConfig:
@@ -86,12 +84,26 @@ def code_of_transformers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     return compute
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize(("turn", "architecture"), enumerate(PACKABLE))
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "tied"),
+    [
+        # With least in its layers and with most, in each dtype; and what else layers have.
+        ("llama-gqa", "float32", False),
+        ("llama-gqa", "bfloat16", True),
+        ("llama-gqa", "float16", False),
+        ("gemma3", "float32", True),
+        ("gemma3", "bfloat16", False),
+        ("gemma3", "float16", True),
+        ("llama-mqa", "float32", True),
+        ("mistral-window", "bfloat16", True),
+        ("qwen2", "float16", True),
+        ("qwen3", "bfloat16", False),
+        ("phi3", "float32", False),
+    ],
+)
 def test_answers_are_the_same(
-    architecture: str, turn: int, dtype: str, tmp_path: Path, code_of_transformers: Callable[..., list[Any]]
+    architecture: str, dtype: str, tied: bool, tmp_path: Path, code_of_transformers: Callable[..., list[Any]]
 ) -> None:
-    tied = (turn + len(dtype)) % 2 == 0  # of each architecture some, of each dtype half
     config = changed(ARCHITECTURES[architecture], tie_word_embeddings=tied, **WIDE)
     save(config, tmp_path / "model")
     pack_model(ModelConfig(tmp_path / "model", dtype=dtype), tmp_path / "packed")
@@ -151,7 +163,8 @@ def test_who_computes_a_published_model(architecture: str, tmp_path: Path) -> No
     save(ARCHITECTURES[architecture], tmp_path / "model")
     loaded = load_model(ModelConfig(tmp_path / "model"))
     assert (loaded.forward_model is loaded.model) == (architecture not in PACKABLE)
-    assert load_model(ModelConfig(tmp_path / "model", optimize=False)).decoder is None
+    if architecture == "llama-gqa":
+        assert load_model(ModelConfig(tmp_path / "model", optimize=False)).decoder is None
 
 
 def test_rotation_of_other_kinds(tmp_path: Path, code_of_transformers: Callable[..., list[Any]]) -> None:
@@ -192,19 +205,6 @@ def test_weights_are_views_of_their_file_at_whole_cache_lines(llama: tuple[Path,
                 if int(line.split("-")[0], 16) <= address < int(line.split()[0].split("-")[1], 16)
             ]
             assert line.endswith(PACKED)
-
-
-def test_it_starts_without_the_model_classes_of_transformers(llama: tuple[Path, Path]) -> None:
-    code = (
-        "import sys\n"
-        "from winnow import LLM, SamplingParams\n"
-        f"with LLM({str(llama[1])!r}, kv_memory='4MiB', eviction='batch-max', compression=2.0) as llm:\n"
-        "    [answer] = llm.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))\n"
-        "assert len(answer.outputs[0].token_ids) == 3\n"
-        "print([name for name in ('transformers', 'torch._dynamo', 'sympy') if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - set(PACKABLE)))
