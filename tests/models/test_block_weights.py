@@ -103,7 +103,7 @@ def test_numbers_are_those_of_llama_cpp(kernels: LayerKernels, kind: str) -> Non
 def test_products_are_of_these_numbers(kernels: LayerKernels, dtype: torch.dtype, kind: str) -> None:
     blocks = random_blocks(kind, 130, 768)
     weight, packed = their_numbers(blocks).double(), kernels.pack_blocks([blocks], dtype)
-    for rows, biased in ((0, False), (1, True), (7, False), (33, True), (197, True)):
+    for rows, biased in ((0, False), (1, True), (7, False), (197, True)):
         x = random(rows, 771, seed=rows).to(dtype)[:, :768]  # rows that do not follow each other
         bias = random(130, seed=1).to(dtype) if biased else None
         found, expected = (
@@ -211,9 +211,18 @@ def logits(path: Path, **options: Any) -> Tensor:
     return torch.tensor(values)
 
 
-@pytest.mark.parametrize("weight_dtype", ["q4_0", "q8_0"])
-@pytest.mark.parametrize("architecture", ["llama-gqa", "qwen2", "gemma2", "gpt-oss"])
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "weight_dtype"),
+    [
+        ("llama-gqa", torch.bfloat16, "q4_0"),
+        ("qwen2", torch.float32, "q8_0"),
+        ("gemma2", torch.bfloat16, "q8_0"),
+        ("gemma2", torch.float32, "q4_0"),
+        ("gpt-oss", torch.bfloat16, "q4_0"),
+        ("gpt-oss", torch.float32, "q8_0"),
+    ],
+    ids=str,
+)
 def test_models_compute_what_plain_torch_does(
     architecture: str, dtype: torch.dtype, weight_dtype: str, tmp_path: Path
 ) -> None:
@@ -247,8 +256,7 @@ def test_what_stays_wide(tied: Path, wide: str) -> None:
     assert torch.equal(loaded.decoder.embedding(tokens), expected)
 
 
-@pytest.mark.parametrize("weight_dtype", ["q4_0", "q8_0"])
-@pytest.mark.parametrize("wide", ["none", "head-and-ends"])
+@pytest.mark.parametrize(("wide", "weight_dtype"), [("none", "q4_0"), ("head-and-ends", "q8_0")])
 def test_a_packed_model_in_blocks(tied: Path, wide: str, weight_dtype: str, tmp_path: Path) -> None:
     options = {"dtype": "bfloat16", "weight_dtype": weight_dtype, "weight_wide": wide}
     pack_model(ModelConfig(tied, **options), tmp_path / "packed")

@@ -28,7 +28,7 @@ pytest.importorskip("gguf", reason="the extra gguf is not installed")
 from tiny_gguf import save_gguf, tiny_llama, tiny_moe
 from tokenizer_kinds import byte_level
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 TEXT = "The quick brown fox 123 456"
 
 
@@ -40,7 +40,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def answer(model: Any, prompt: list[int]) -> list[int]:
     tokens = model.generate(
-        torch.tensor([prompt]), max_new_tokens=24, min_new_tokens=24, do_sample=False, use_cache=True
+        torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False, use_cache=True
     )
     return tokens[0, len(prompt) :].tolist()
 
@@ -103,7 +103,7 @@ def test_blocks_of_experts(kind: str, other: str, tmp_path: Path) -> None:
     assert winnow_answer(path, prompt, dtype="float32") == answer(theirs, prompt)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
 def test_answers_as_transformers_reads_quantized_files(tmp_path: Path, kind: str) -> None:
     path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), kind)
     theirs = AutoModelForCausalLM.from_pretrained(

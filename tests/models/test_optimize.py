@@ -32,9 +32,14 @@ from winnow.models.fast.packed_linear import PackedLinear
 pytestmark = pytest.mark.cpu
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)], ids=str
+    ("architecture", "dtype", "tolerance"),
+    [
+        *((name, torch.float32, 1e-5) for name in ARCHITECTURES),
+        *((name, torch.bfloat16, 5e-2) for name in ("qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gpt-oss")),
+        *((name, torch.float16, 1e-2) for name in ("llama-gqa", "gemma3")),
+    ],
+    ids=str,
 )
 def test_logits_stay(architecture: str, dtype: torch.dtype, tolerance: float) -> None:
     model = bound(architecture, dtype)
@@ -49,8 +54,9 @@ def test_logits_stay(architecture: str, dtype: torch.dtype, tolerance: float) ->
         assert (mine.sinks is None) == (theirs.sinks is None)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["gemma3", "gpt-oss", "gpt2"])
 def test_greedy_tokens_stay(architecture: str, tmp_path: Path) -> None:
+    """Of fused layers, of parts, and of products alone; tokens of all fast forms are held against transformers'."""
     save(ARCHITECTURES[architecture], tmp_path)
     found = []
     for optimize in (False, True):
@@ -146,7 +152,7 @@ def test_the_last_layer_computes_only_what_is_wanted(architecture: str) -> None:
     model = optimized(bound(architecture, torch.float32))
     assert [layer.last_layer_only_wanted for layer in layers_of(model)] == [False, False, True]
     everything = run_model(model, MAX_POSITION, Step())
-    for wanted in range(everything.shape[1]):
+    for wanted in (0, everything.shape[1] // 2, everything.shape[1] - 1):
         found = run_model(model, MAX_POSITION, Step(torch.tensor([wanted])), logits_index=wanted)
         torch.testing.assert_close(found[0, 0], everything[0, wanted], rtol=1e-5, atol=1e-5)
 
@@ -172,7 +178,7 @@ def test_prompt_logprobs_and_several_samples(tmp_path: Path) -> None:
     found = []
     for optimize in (False, True):
         with LLM(tmp_path, dtype="float32", kv_memory="4MiB", prefill_chunk=32, optimize=optimize) as llm:
-            found.append(llm.generate(PROMPTS, params))
+            found.append(llm.generate(PROMPTS[::2], params))
     for plain, fused in zip(*found, strict=True):
         assert [c.token_ids for c in plain.outputs] == [c.token_ids for c in fused.outputs]
         values = [
@@ -187,8 +193,14 @@ def test_prompt_logprobs_and_several_samples(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tensor(values[0]), torch.tensor(values[1]), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", FUSED)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [
+        *((name, torch.float32) for name in FUSED[3:]),
+        *((name, torch.bfloat16) for name in ("qwen2", "gemma3")),
+    ],
+    ids=str,
+)
 def test_a_layer_as_two_calls_gives_the_bits_of_its_parts(architecture: str, dtype: torch.dtype) -> None:
     model = optimized(bound(architecture, dtype))
     whole = run_model(model, MAX_POSITION, Step())
