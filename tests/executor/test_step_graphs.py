@@ -24,7 +24,7 @@ from winnow.executor import step_graphs
 from winnow.executor.step_graphs import MOST_CHUNK_TOKENS, CudaCapture, StepGraphs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LAYERS, HEADS, GROUP, DIM, VOCAB = 2, 1, 2, 8, 11
+HEADS, GROUP, DIM, VOCAB = 1, 2, 8, 11
 MAX_SEQS = 5
 
 
@@ -45,10 +45,12 @@ def _again(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 class Engine:
-    """Two layers of nothing but attention, over a cache of their own."""
+    """Layers of nothing but attention, over a cache of their own."""
 
-    def __init__(self, backend: AttentionBackend, blocks: int = 400, pages: int = 2) -> None:
-        layout = CacheLayout.even(LAYERS, HEADS, DIM, 4, torch.float32, num_accumulators=1)
+    def __init__(
+        self, backend: AttentionBackend, blocks: int = 400, pages: int = 2, num_layers: int = 1
+    ) -> None:
+        layout = CacheLayout.even(num_layers, HEADS, DIM, 4, torch.float32, num_accumulators=1)
         self.cache = LocalCache(layout, CacheSize(blocks, 20, MAX_SEQS, pages), DEVICE)
         self.pool = self.cache.paged.pool
         for part in (
@@ -58,7 +60,7 @@ class Engine:
             self.pool.position,
         ):
             part.zero_()
-        self.backend = backend
+        self.backend, self.num_layers = backend, num_layers
         generator = torch.Generator().manual_seed(0)
         width = HEADS * DIM
         self.embed = torch.randn(VOCAB, (GROUP + 2) * width, generator=generator).to(DEVICE)
@@ -76,7 +78,7 @@ class Engine:
         cache, x = self.cache.paged, self.embed[tokens].unflatten(1, (-1, DIM))
         q, k, v = x.split([GROUP * HEADS, HEADS, HEADS], dim=1)
         batch = self.backend.prepare(cache, spans)
-        for layer in range(LAYERS):
+        for layer in range(self.num_layers):
             batch.write(layer, k, v)
             q = q + batch.attend(layer, q, AttentionSpec(0.3))
         return q[wanted].flatten(1) @ self.head
@@ -123,13 +125,14 @@ class Engine:
 )
 def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_graphs, "_LEAST_LENGTH", 4)
-    graphs, eager = Engine(TritonBackend()), Engine(ReferenceBackend())
+    num_layers = 1 if observe else 2
+    graphs, eager = (Engine(each(), num_layers=num_layers) for each in (TritonBackend, ReferenceBackend))
     prompt = [token % VOCAB for token in range(3 * 4)]
     for engine in (graphs, eager):
         slots = [engine.cache.ledger.open() for _ in range(4)]
         engine.eager(prompt, engine.spans(dict.fromkeys(slots, 0), 3))
     starts = dict.fromkeys(slots, 3)
-    for step, batch in enumerate([1, 4, 3, 3, 3, 2]):
+    for step, batch in enumerate([1, 4, 3, 3, 2]):
         running = dict(list(starts.items())[-batch:])
         tokens = [(step + slot) % VOCAB for slot in running]
         found = graphs.captured(tokens, graphs.spans(running, observe=observe))
@@ -176,7 +179,7 @@ def test_steps_with_small_chunks_equal_eager(monkeypatch: pytest.MonkeyPatch) ->
         ([3, 4, 0], [1, 1, 5], [0, 1]),  # a prompt's first part has no logits
         ([3, 4, 0, 1], [1, 1, 2, 2], [0, 1, 3, 5]),  # fills its room to the end
         ([0, 3, 1], [1, 1, 2], [0, 1, 2, 3]),  # drafts
-        ([2], [9], [8]),
+        ([2], [MAX_SEQS + 1], [MAX_SEQS]),
         ([4, 3, 0, 1, 2], [1, 1, 1, 1, 1], [0, 1, 2, 3, 4]),
     ]
     for number, (members, counts, wanted) in enumerate(steps):
@@ -209,8 +212,7 @@ def test_more_logits_than_sequences_are_launched() -> None:
     """Logprobs of a prompt: graphs share memory for as many logits as sequences."""
     engine = Engine(TritonBackend())
     spans = engine.spans({engine.cache.ledger.open(): 0}, MAX_SEQS + 1)
-    assert engine.captured([1] * (MAX_SEQS + 1), spans) is None
-    assert engine.captured([1] * (MAX_SEQS + 1), spans, [MAX_SEQS]) is not None
+    assert engine.captured([1] * (MAX_SEQS + 1), spans) is None  # with one logit it is captured, see above
 
 
 def test_a_shape_is_captured_when_it_comes_again() -> None:
