@@ -200,9 +200,7 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_without_need(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = tmp_path / "journal"
-    typed = (
-        f"baton --model {model} --batches 5 --scale 0.01 --short-scale 0.05 --journal {journal} -o {tmp_path}"
-    )
+    typed = f"baton --model {model} --batches 5 --scale 0.006 --short-scale 0.05 --journal {journal} -o {tmp_path}"
     assert main([*typed.split(), "--sets", "mixed", "--group-padding", "0.1"]) == 0
     first = json.loads((tmp_path / "baton.json").read_text())["rows"]
     rows = {row["mode"]: row for row in first}
@@ -215,7 +213,7 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_without_need(
     assert rows["embedding"]["pass_gain"] > 1.75 and rows["embedding"]["sustained_gain"] > 1
     assert rows["embedding"]["column_share"] < 1.05 < rows["static"]["column_share"]
     for row in map(json.loads, journal.read_text().splitlines()[1:]):
-        lengths, trace = Options(scale=0.01).lengths(Cell.of(row["cell"])), row["trace"]
+        lengths, trace = Options(scale=0.006).lengths(Cell.of(row["cell"])), row["trace"]
         assert row["answer_tokens"] == sum(length.answer for length in lengths) == trace["tokens"][-1]
         assert row["prompt_tokens"] == sum(length.prompt for length in lengths)
         assert trace["completed"][-1] == 120 and trace["seconds"] == sorted(trace["seconds"])
