@@ -33,7 +33,6 @@ PREEMPTED = {
 
 @dataclass(frozen=True)
 class Case:
-    name: str
     path: Path
     prompts: list[Any]
     """One picture, two pictures of other sizes, text alone, the first text with another picture, and a conversation
@@ -57,7 +56,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         (f"{first} w11 w12 w13 {mark} w6", [picture(1), other]),
     ]
     return Case(
-        request.param,
         path,
         [{"prompt": text, "multi_modal_data": {"image": images}} for text, images in asked],
         [generate(model, processor, text, images, MAX_TOKENS) for text, images in asked],
@@ -99,15 +97,13 @@ def test_batched_with_text(case: Case, llm: LLM) -> None:
     assert answers(llm, case.prompts) == case.expected
 
 
-def test_in_chunks_after_preemption(case: Case, llm: LLM) -> None:
+@pytest.mark.parametrize(("case", "swaps"), PREEMPTED.items(), indirect=["case"])
+def test_in_chunks_after_preemption(case: Case, llm: LLM, swaps: bool) -> None:
     """Samples in a pool for little more than the longest prompt, in chunks that cut pictures where these are causal."""
-    if case.name not in PREEMPTED:
-        pytest.skip("positions, states and features are of a kind with another's")
     loaded: Any = llm._engine._executor._model
     layout = loaded.kv_layout(llm.config.cache, 1, SMALL["prefill_chunk"])
     most = max(len(llm.tokenize(prompt).token_ids) for prompt in case.prompts) + MAX_TOKENS
     size = CacheSize.of_blocks(layout, layout.blocks_seen(most) * 11 // 10, SMALL["max_num_seqs"], most)
-    swaps = PREEMPTED[case.name]
     options: dict[str, Any] = {"kv_offloading_size": "4MiB"} if swaps else {}
     with LLM(case.path, kv_memory=size.nbytes(layout), max_model_len=most, **SMALL, **options) as small:
         if swaps:
