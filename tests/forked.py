@@ -16,7 +16,7 @@ _FORK = multiprocessing.get_context("fork")
 def start(
     words: Sequence[str], env: Mapping[str, str], out: int | None = None, err: int | None = None
 ) -> ForkProcess:
-    """Start `winnow WORDS`. out, err: descriptors that it prints to, or `CLOSED`; None: nobody reads them."""
+    """Start `winnow WORDS`. out, err: descriptors that it prints to, or `CLOSED`; None: they are discarded."""
     process = _FORK.Process(target=_run, args=(words, env, out, err), daemon=True)
     process.start()
     return process

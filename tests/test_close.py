@@ -64,8 +64,8 @@ def run(directory: Path, out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def printed(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    # In a process of its own, where loading imports transformers: its frames are part of what could keep a model. And
-    # what is said to somebody who forks: a process that is spawned can open an LLM.
+    # In a process of its own, where loading imports transformers: its frames are part of what could keep a model. It is
+    # spawned, as errors of a forked process advise, so that this also shows that such a process can open an LLM.
     out = tmp_path_factory.mktemp("close") / "out"
     process = multiprocessing.get_context("spawn").Process(target=run, args=(directory, out))
     process.start()

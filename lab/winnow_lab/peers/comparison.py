@@ -48,7 +48,7 @@ class PeerOptions(StudyOptions):
 
 
 class Places:
-    """Where a peer's interpreter and model are; made below `folder` when they are first asked for."""
+    """Interpreters and converted models of peers, made in `folder` at the first use."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self._folder = folder

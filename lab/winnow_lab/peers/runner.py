@@ -75,7 +75,7 @@ class Outcome:
 
 
 def parse_answers(output: str, work: Work) -> Answers:
-    """What a peer's script printed; raises PeerError for no report, or other answers than were asked for."""
+    """Parse a peer's output. Raises PeerError: there is no report, or answers are missing or of a wrong length."""
     lines = output.strip().splitlines()
     try:
         answers = Answers(**json.loads(lines[-1]))

@@ -217,7 +217,7 @@ class Deployment:
     # -- inverses ------------------------------------------------------------------------------------------------
 
     def largest_batch(self, request: Request) -> int:
-        """Return the most such requests at a time; 0: not even one."""
+        """Return the largest batch of such requests that fits; 0: none fits."""
         if self.kv_room <= 0:
             return 0
         least = min(kind.device_bytes(self.layout.num_accumulators) for kind in self.layout.kinds)

@@ -53,7 +53,7 @@ from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 @dataclass
 class Tally:
-    """What came of the requests so far, forks included; `faults` has a line for each broken promise."""
+    """Counts of requests, forks included, by outcome. `faults` describes each violation."""
 
     submitted: int = 0
     refused: int = 0

@@ -188,9 +188,11 @@ def answered_line(
 def failed_line(line: Job | BadLine, error: ApiError) -> tuple[Record, bytes]:
     """Return the record of a line that failed, and its bytes; without what it brought, if that is at fault."""
     try:
-        return (record := error_record(line, error)), encode(record)
+        record = error_record(line, error)
+        return record, encode(record)
     except Exception:
-        return (record := error_record(replace(line, carried={}), error)), encode(record)
+        record = error_record(replace(line, carried={}), error)
+        return record, encode(record)
 
 
 def line_seed(seed: int, index: int) -> int:

@@ -134,7 +134,6 @@ class AnswerParser:
         ]
 
     def _read(self, *, ended: bool) -> None:
-        """Read the buffer as far as it is certain."""
         while self.most_calls != 0:
             if self._region is None:
                 more = self._read_outside(ended)

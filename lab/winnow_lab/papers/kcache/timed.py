@@ -142,7 +142,7 @@ def _conversation(label: str, own: dict[str, Any], options: Options) -> Turns:
 
 
 def _converse(llm: LLM, sample: Sample) -> list[tuple[float, float]]:
-    """Ask the questions of a sample one after the other, each behind all that was said before: scores and seconds."""
+    """Ask a sample's questions in one conversation. Returns the score and the seconds of each."""
     tokenizer: Any = llm.tokenizer
     prompt: list[int] = []
     found = []

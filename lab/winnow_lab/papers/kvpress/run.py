@@ -149,7 +149,7 @@ class KvpressRun:
         self._work_file = folder / f"work-{digest}.json"
 
     def answer(self, environment: Environment, cells: Sequence[PressCell], threads: int) -> None:
-        """Ask what has no answer yet; PeerError holds the end of what a process said that failed."""
+        """Run the prompts that have no answer yet. Raises PeerError with the last output of a process that failed."""
         known = self._found()
         by_prompt = zip(*map(self._asks, cells), strict=True)
         asks = [ask for of_prompt in by_prompt for ask in of_prompt if _key(ask) not in known]

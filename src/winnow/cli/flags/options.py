@@ -89,8 +89,6 @@ def given(namespace: argparse.Namespace, *configs: type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reader of the text behind a flag."""
-
     parse: Callable[[str], Any]
     metavar: str
     expects: str = ""

@@ -60,7 +60,7 @@ class Swap:
         return before is None or sequence.num_tokens - before >= self._ledger.layout.block_size
 
     def preempt(self, sequence: Sequence, *, alone: bool) -> None:
-        """Take the slot and the blocks of a running sequence, so that it can go on later. With `alone` nothing else
+        """Take the slot and the blocks of a running sequence, so that it can continue later. With `alone` nothing else
         runs, so a copy would find no more room than there is now."""
         sequence.num_tokens_preempted = sequence.num_tokens
         metrics = sequence.request.metrics
