@@ -41,12 +41,12 @@ bench-gpu: ## a page about the GPU of this machine in six minutes
 	PYTHONPATH=src:lab $(GPU_PYTHON) -m winnow_lab.gpu $(ARGS)
 
 test-ray: $(READY) ## the tests on a Ray cluster of this machine, with Ray installed
-	$(BIN)/pip install -q -e '.[ray,ray-serve]'
-	$(BIN)/python -m pytest -q tests/test_ray.py
+	$(BIN)/pip install -q -e './plugins/ray[serve]'
+	$(BIN)/python -m pytest -q plugins/ray
 
 test-dynamo: $(READY) ## the tests behind NVIDIA Dynamo's frontend, with Dynamo installed
-	$(BIN)/pip install -q -e '.[dynamo]'
-	$(BIN)/python -m pytest -q tests/test_dynamo.py
+	$(BIN)/pip install -q -e ./plugins/dynamo
+	$(BIN)/python -m pytest -q plugins/dynamo
 
 size: ## lines of source by folder, against their budget
 	@$(PYTHON) tests/source_size.py

@@ -28,9 +28,8 @@ LAYERS = [
     ["llm"],
     ["batch"],
     ["server"],
-    ["ray"],
     ["cli"],
-    ["dynamo", "vllm.engines"],
+    ["vllm.engines"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # They export and start what is above everything.

@@ -1,4 +1,4 @@
-"""A worker of NVIDIA Dynamo behind Dynamo's own frontend: `pip install ai-dynamo`."""
+"""A worker of NVIDIA Dynamo behind Dynamo's own frontend: `make test-dynamo`."""
 
 import asyncio
 import os
@@ -16,13 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("dynamo.common", reason="an extra: dynamo")
+pytest.importorskip("dynamo.common", reason="make test-dynamo")
 
 from dynamo.common.constants import DisaggregationMode
 
 from winnow import LLM, SamplingParams
-from winnow.dynamo import WinnowEngine
 from winnow.errors import ConfigError, InvalidRequestError
+from winnow_dynamo.worker import WinnowEngine
 
 OPTIONS: dict[str, Any] = {"kv_memory": "16MiB", "threads": 1}
 FLAGS = ("--kv-memory", "16MiB", "--threads", "1", "--served-model-name", "demo")
@@ -66,7 +66,7 @@ def frontend(tmp_path: Path, workers: Sequence[Sequence[str]]) -> Iterator[httpx
     with ExitStack() as stack:
         for number, flags in enumerate(workers):
             log = tmp_path / f"worker{number}.log"
-            stack.enter_context(process(log, env, "winnow.dynamo", *FLAGS, *flags))
+            stack.enter_context(process(log, env, "winnow_dynamo", *FLAGS, *flags))
         words = ("dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port))
         stack.enter_context(process(tmp_path / "frontend.log", env, *words))
         client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=60))

@@ -1,6 +1,6 @@
-"""Winnow as a worker of NVIDIA Dynamo: token ids in, token ids out (`pip install winnow-llm[dynamo]`).
+"""Winnow as a worker of NVIDIA Dynamo: token ids in, token ids out (`pip install ./plugins/dynamo`).
 
-    python -m winnow.dynamo model --kv-memory 8GiB --discovery-backend file
+    python -m winnow_dynamo model --kv-memory 8GiB --discovery-backend file
 
 Dynamo's frontend does what texts need. Its interface, `dynamo.common.backend.LLMEngine`, is implemented here over the
 engine thread of Winnow's server. A worker whose role is prefill leaves what it computed, compressed if the policy says
@@ -17,7 +17,6 @@ from dynamo.common.backend.disagg import enforce_prefill_max_tokens, require_pre
 from dynamo.common.backend.engine import LlmRegistration
 from dynamo.common.backend.health_check import build_health_check_payload, is_probe
 from dynamo.common.backend.publisher import ComponentSnapshot, KvEventSource, PushSource
-from dynamo.common.backend.run import run
 from dynamo.common.configuration.groups import DynamoRuntimeArgGroup, DynamoRuntimeConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.common.utils.token_ids import normalize_request_token_ids
@@ -56,7 +55,7 @@ class WinnowEngine(LLMEngine):
     async def from_args(cls, argv: list[str] | None = None) -> tuple["WinnowEngine", WorkerConfig]:
         """Return the engine and Dynamo's configuration: its runtime's flags, and those of `winnow run` for an engine.
         Raises ConfigError: a role that is not both needs `prefix_cache_dir`."""
-        parser = argparse.ArgumentParser(prog="python -m winnow.dynamo", allow_abbrev=False, add_help=False)
+        parser = argparse.ArgumentParser(prog="python -m winnow_dynamo", allow_abbrev=False, add_help=False)
         DynamoRuntimeArgGroup().add_arguments(parser)
         roles = [DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL, DisaggregationMode.DECODE]
         parser.add_argument("--disaggregation-mode", choices=[each.value for each in roles], default="agg")
@@ -211,7 +210,3 @@ def _params(request: Mapping[str, Any], llm: LLM) -> SamplingParams:
     ids = [*(stop.get("stop_token_ids") or ()), *(stop.get("stop_token_ids_hidden") or ())]
     found |= {"stop_token_ids": ids} if ids else {}
     return SamplingParams(**found)
-
-
-if __name__ == "__main__":
-    run(WinnowEngine)

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-ray = pytest.importorskip("ray", reason="Ray is an extra: make test-ray")
+ray = pytest.importorskip("ray", reason="make test-ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from winnow.ray import ProcessorConfig, build_processor  # noqa: E402
+from winnow_ray import ProcessorConfig, build_processor  # noqa: E402
 
 OPTIONS = {"kv_memory": "16MiB", "threads": 1}
 
@@ -45,10 +45,10 @@ def test_rows_of_a_dataset_are_answered(cluster: Cluster) -> None:
 
 
 def test_an_application_of_ray_serve_grows_and_keeps_prefixes_together(cluster: Cluster) -> None:
-    pytest.importorskip("grpc", reason="Ray Serve is an extra: make test-ray")
+    pytest.importorskip("grpc", reason="make test-ray")
     from ray import serve
 
-    from winnow.ray.serve import build_app
+    from winnow_ray.serve import build_app
 
     if not ray.is_initialized():
         ray.init(address=cluster.address, logging_level="error", log_to_driver=False)

@@ -1,0 +1,1 @@
+"""Winnow as a worker of NVIDIA Dynamo: `python -m winnow_dynamo`."""
