@@ -23,9 +23,16 @@ def test_pages_load_nothing(server: Running, path: str, name: str) -> None:
     page = files("winnow.server").joinpath(f"{name}.html").read_text(encoding="utf-8")
     response = server.client.get(path)
     assert response.headers["content-type"].startswith("text/html") and response.text == page
-    assert not re.search(r"https?://|@import|<link[^>]*stylesheet|src=|innerHTML|eval\(", page)
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    scripts = re.findall(r'<script src="([^"]+)"', page)
+    for script in scripts:  # the chat shows what models say: no script in the page itself may run
+        assert "script-src 'self';" in policy and "<script>" not in page
+        found = server.client.get(f"/{script}")
+        assert found.headers["content-type"].startswith("text/javascript")
+        page += found.text if script.endswith("/chat.js") else ""
+    assert bool(scripts) == (name == "chat")
+    assert not re.search(r"https?://|@import|<link[^>]*stylesheet|src=\"(?!static/)|innerHTML|eval\(", page)
     assert "prefers-color-scheme: dark" in page
     # Each element that a script looks up by its name is there, once.
     names = re.findall(r'\bid="([^"]+)"', page)
@@ -39,9 +46,10 @@ def test_pages_load_nothing(server: Running, path: str, name: str) -> None:
 @pytest.mark.skipif(NODE is None, reason="there is no JavaScript engine")
 @pytest.mark.parametrize("name", ["dashboard", "chat", "docs"])
 def test_scripts_can_be_read(name: str, tmp_path: Path) -> None:
-    page = files("winnow.server").joinpath(f"{name}.html").read_text(encoding="utf-8")
-    script = tmp_path / "page.js"
-    script.write_text(page.partition("<script>")[2].partition("</script>")[0])
+    folder, script = files("winnow.server"), tmp_path / "page.js"
+    page = folder.joinpath(f"{name}.html").read_text(encoding="utf-8")
+    text = page.partition("<script>")[2].partition("</script>")[0]
+    script.write_text(text or folder.joinpath(f"static/{name}.js").read_text(encoding="utf-8"))
     subprocess.run([NODE or "", "--check", script], check=True)
 
 
@@ -123,7 +131,8 @@ def test_in_a_browser(server: Running, tmp_path: Path) -> None:
             cells = "document.querySelectorAll('#kept i').length"
             eventually(lambda: page.evaluate(cells) > 4, "no layers and heads are shown", 60)
             eventually(lambda: "everybody" in page.text("tenants"), "no tenant is shown", 60)
-            assert number(page.text("evicted")) > 0 and page.text("used").endswith("iB")
+            eventually(lambda: number(page.text("evicted")) > 0, "no answer has ended", 60)
+            assert page.text("used").endswith("iB")
             for width in (1280, 768, 390):
                 page.set_width(width)
                 laid_out = f"document.documentElement.scrollWidth <= {width}"
@@ -174,12 +183,31 @@ def test_chat_and_operations_in_a_browser(server: Running, tmp_path: Path) -> No
         page.evaluate(f"document.getElementById('text').value = 'What is the hobby of {word}?'")
         page.evaluate("document.getElementById('max-tokens').value = 20")
         page.evaluate("document.getElementById('send').click()")
-        eventually(lambda: "tokens/s" in page.text("messages"), "nothing is answered", 60)
+        page.evaluate("document.getElementById('text').value = 'And of Tom?'; send()")
+        assert "queued" in page.text("messages") and page.evaluate("current.messages.length") == 2
+        eventually(lambda: page.evaluate("current.messages.length === 4 && !running.size"), "no answer", 60)
+        assert "tokens/s" in page.text("messages") and "every KV kept" in page.text("messages")
         page.evaluate(f"document.getElementById('model').textContent += ' {word}'")
         assert word in page.text("messages")
+        # What a model says is Markdown; what could act in it is shown, or gone.
+        said = "| a |\n|---|\n| b |\n\n<img src=x onerror=fetch('/x')> [l](javascript:fetch('/x'))\n\n```py\nx = 1\n```"
+        page.evaluate(f"current.messages[3].content = {json.dumps(said)}; save(current); draw()")
+        for tag, count in {"td": 1, "pre code": 1, "img": 0, "a[href]": 0}.items():
+            assert page.evaluate(f"document.querySelectorAll('.said {tag}').length") == count, tag
+        assert "<img src=x" in page.text("messages")
         require_fit(page, tmp_path)
         room = page.evaluate("document.getElementById('text').clientWidth")
         assert room > 300, "there is no room for a question at 390 px"
+        # A reload loses nothing, and what was asked can be asked otherwise.
+        page.call("Page.reload")
+        eventually(lambda: page.evaluate("current?.messages.length") == 4, "the conversation is lost", 60)
+        assert "hobby of WWW" in page.text("chats") and "<img src=x" in page.text("messages")
+        page.evaluate("edit(current, 2, document.querySelectorAll('article')[2])")
+        page.evaluate("document.querySelector('article textarea').value = 'Of Ann?'")
+        page.evaluate("document.querySelector('article .first').click()")
+        eventually(lambda: page.evaluate("!running.size && current.messages.length === 4"), "no answer", 60)
+        asked = page.evaluate("current.messages[2].content + current.messages[3].content")
+        assert asked.startswith("Of Ann?") and "<img" not in asked
         page.open(server.address + "/docs", "light")
         eventually(lambda: "/v1/completions" in page.text("operations"), "no operation is shown", 60)
         page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")

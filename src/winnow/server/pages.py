@@ -1,5 +1,5 @@
-"""The pages: a dashboard at /, a chat at /chat, the operations at /docs. Each is one file that loads nothing else. And
-the numbers that the dashboard shows, as they change.
+"""The pages: a dashboard at /, a chat at /chat, the operations at /docs, which load nothing from anywhere else. And the
+numbers that the dashboard shows, as they change.
 """
 
 import asyncio
@@ -22,7 +22,11 @@ from winnow.process.resources import resident_bytes
 from winnow.server.http import EventStream
 from winnow.server.service import Service
 
-PAGES = {"/": "dashboard.html", "/chat": "chat.html", "/docs": "docs.html"}
+_SCRIPTS = ("marked-18.2.1.umd.js", "dompurify-3.5.0.min.js", "chat.js")
+PAGES = {
+    **{"/": "dashboard.html", "/chat": "chat.html", "/docs": "docs.html"},
+    **{f"/static/{name}": f"static/{name}" for name in _SCRIPTS},
+}
 INTERVAL = 1.0
 """Seconds between two events."""
 MAX_SHOWN = 50
@@ -32,16 +36,13 @@ _COUNTERS = (
     *("host_bytes_budget", "prompt_tokens", "generated_tokens", "cached_tokens", "session_seconds"),
 )
 _Moment = tuple[EngineStats, list[SessionStats], Occupancy]
-# A page loads nothing from anywhere, asks this server alone, and may not be framed.
+# A page loads nothing from anywhere, asks this server alone, and may not be framed. The chat shows what models say as
+# HTML, and so it has no script of its own in the page: none that is smuggled in runs.
 _POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "default-src 'none'; style-src 'unsafe-inline'; script-src {}; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
-    "Content-Security-Policy": _POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
 def add_pages(app: FastAPI, service: Service) -> None:
@@ -60,7 +61,10 @@ def add_pages(app: FastAPI, service: Service) -> None:
 
 def _page(name: str) -> Callable[[Request], Response]:
     page = files("winnow.server").joinpath(name).read_text(encoding="utf-8")
-    return lambda request: HTMLResponse(page, headers=_HEADERS)
+    if name.endswith(".js"):
+        return lambda request: Response(page, media_type="text/javascript", headers=_HEADERS)
+    policy = _POLICY.format("'self'" if name == "chat.html" else "'unsafe-inline'")
+    return lambda request: HTMLResponse(page, headers=_HEADERS | {"Content-Security-Policy": policy})
 
 
 async def _events(service: Service, tenant: str | None) -> AsyncIterator[str]:
