@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFReader, GGUFWriter, get_tensor_name_map, quants
 from tokenizer_kinds import EOS, UNKNOWN, byte_level
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -119,6 +119,26 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def in_parts(path: Path, count: int) -> list[Path]:
+    """Write a file again in several, as llama.cpp's gguf-split does: the keys are in the first."""
+    reader = GGUFReader(path)
+    size = -(-len(reader.tensors) // count)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(path, architecture, split_max_tensors=size)
+    for key, each in reader.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            inner = each.types[-1] if len(each.types) > 1 else None
+            writer.add_key_value(key, each.contents(), each.types[0], inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    path.unlink()
+    return sorted(path.parent.glob(f"{path.stem}-*-of-{count:05}.gguf"))
 
 
 def _add_tokenizer(writer: GGUFWriter, rule: str, last: tuple[tuple[str, int], ...]) -> None:

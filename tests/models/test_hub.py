@@ -109,6 +109,7 @@ def test_only_what_a_model_needs_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    (tmp_path / "model.safetensors").touch()
     assert hub.locate_model(ModelConfig("some/model")) == tmp_path
     assert kept == list(files[:8])
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from winnow.cli.flags.engine import COMMON, model_exists, silence_transformers
+from winnow.cli.flags.llama_cpp_flags import add_llama_cpp_flags
 from winnow.cli.flags.options import add_flags, add_model_argument, given
 from winnow.cli.screen.terminal import facts_table
 from winnow.config import ModelConfig
@@ -39,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "winnow check [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_model_argument(parser)
+    add_llama_cpp_flags(parser)
     add_flags(parser, ModelConfig, "model", _SETTLED, common=COMMON)
 
 

@@ -1,27 +1,43 @@
-"""`winnow list`: the models that are on this machine."""
+"""`winnow list`: the models that are on this machine, or the GGUF files of a repository of the Hub."""
 
 import argparse
 from pathlib import Path
 
+from winnow.cli.flags.engine import silence_transformers
+from winnow.errors import UsageError
 from winnow.models.fast.packed.description import is_packed
-from winnow.models.load.hub import DEMO_MODEL, fetched_repositories
+from winnow.models.load.hub import DEMO_MODEL, cached_files, fetched_repositories, gguf_files, is_repository
+from winnow.process.digest import part_names
+from winnow.process.resources import host_memory
 from winnow.values.units import format_bytes
 
 DESCRIPTION = """\
 List models that `--model` takes and that are here: in a directory, in the Hugging Face Hub's cache, and
-the demo model, with what each takes on disk.
+the demo model, with what each takes on disk. Of a repository (org/name) its GGUF files, and which this
+machine's memory holds: weights, and a GiB for KVs and all else.
 """
+# Beside the weights.
+_ROOM = 2**30
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "winnow list [DIR]"
+    parser.usage = "winnow list [DIR | org/name]"
     parser.description = DESCRIPTION
     parser.add_argument(
-        "directory", metavar="DIR", type=Path, nargs="?", default=Path("models"), help="of models"
+        "directory",
+        metavar="DIR",
+        type=Path,
+        nargs="?",
+        default=Path("models"),
+        help="of models, or org/name",
     )
+    parser.add_argument("--revision", metavar="NAME", help="of a repository: a branch, tag or commit")
 
 
 def execute(namespace: argparse.Namespace) -> int:
+    if is_repository(str(namespace.directory)):
+        silence_transformers()
+        return _show(_of_repository(str(namespace.directory).partition(":")[0], namespace.revision))
     rows = [("(left out)", _size(DEMO_MODEL), "the demo model")]
     for path in sorted(namespace.directory.glob("*")):
         if path.suffix == ".gguf" and path.is_file():
@@ -29,6 +45,27 @@ def execute(namespace: argparse.Namespace) -> int:
         elif is_packed(path) or (path / "config.json").is_file():
             rows.append((str(path), _size(path), "packed" if is_packed(path) else "directory"))
     rows += [(name, size, "from the Hub") for name, size in fetched_repositories()]
+    return _show(rows)
+
+
+def _of_repository(repository: str, revision: str | None) -> list[tuple[str, int, str]]:
+    here, memory = cached_files(repository, revision), host_memory()
+    rows = []
+    for file, size in gguf_files(repository, revision).items():
+        fits = memory is None or size + _ROOM <= memory.limit
+        said = (
+            ""
+            if memory is None
+            else f"{'fits' if fits else 'exceeds'} {format_bytes(memory.limit)} of memory"
+        )
+        whole = all(part in here for part in part_names(file))
+        rows.append((f"{repository}:{file}", size, f"{said}, is here" if whole else said))
+    if not rows:
+        raise UsageError(f"{repository} has no GGUF files; `winnow pull {repository}` fetches safetensors")
+    return rows
+
+
+def _show(rows: list[tuple[str, int, str]]) -> int:
     width = max(len(name) for name, _, _ in rows)
     for name, size, kind in rows:
         print(f"{name:{width}}  {format_bytes(size):>10}  {kind}")

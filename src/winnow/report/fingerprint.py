@@ -31,7 +31,7 @@ def model_digest(model: Path) -> str:
             f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
         )
     try:
-        return sampled_digest([model] if model.is_file() else model_files(model))
+        return sampled_digest(model_files(model))
     except OSError as error:
         raise UnsupportedModelError(
             f"model: cannot load {model}: cannot read {error.filename}: {error.strerror}"

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from winnow.batch.journal import OF_REQUESTS
-from winnow.cli.flags.llama_cpp_flags import add_gpu_layers
+from winnow.cli.flags.llama_cpp_flags import add_llama_cpp_flags
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import require_distinct
 from winnow.cli.loading import show_loading
@@ -55,8 +55,7 @@ def add_engine_flags(
 
     vLLM's flags are declared too; help does not show them.
     """
-    if "device" not in skip:
-        add_gpu_layers(parser)
+    add_llama_cpp_flags(parser, device="device" not in skip)
     for title, config in PARTS.items():
         add_flags(parser, config, title, skip, defaults, COMMON)
     add_foreign_flags(parser, vllm_names.ENGINE)
@@ -112,7 +111,7 @@ def model_exists(model: str | Path | None) -> None:
     if model is not None and not Path(model).exists() and not is_repository(model):
         raise UsageError(
             "model must be a directory with config.json and weights, a GGUF file, or org/name on the Hugging Face "
-            f"Hub, got {str(model)!r}"
+            f"Hub, with :FILE or :Q4_K_M for a GGUF file there, got {str(model)!r}"
         )
 
 

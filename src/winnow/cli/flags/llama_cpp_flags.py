@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 _SIZE = "--kv-memory SIZE holds the KVs of all requests, such as --kv-memory 2GiB"
 FLAGS: Mapping[str, str] = {
-    **dict.fromkeys(("-m", "-hf", "--hf-repo"), "--model"),
     **dict.fromkeys(("-c", "--ctx-size"), "--max-model-len"),
     **dict.fromkeys(("-n", "--n-predict", "--predict"), "--max-tokens"),
     **dict.fromkeys(("-t", "--threads-batch", "-tb"), "--threads"),
@@ -30,10 +29,13 @@ FLAGS: Mapping[str, str] = {
 }
 
 
-def add_gpu_layers(parser: argparse.ArgumentParser) -> None:
-    """Declare `-ngl 0`, which is --device cpu; help does not show it."""
+def add_llama_cpp_flags(parser: argparse.ArgumentParser, *, device: bool = True) -> None:
+    """Declare `--hf-file NAME`, a file of the model's repository, and, if `device`, `-ngl 0`, which is --device cpu;
+    help shows neither."""
     names, hidden = ("-ngl", "--n-gpu-layers", "--gpu-layers"), argparse.SUPPRESS
-    parser.add_argument(*names, dest="device", type=_device, default=hidden, help=hidden)
+    parser.add_argument("--hf-file", "-hff", default=hidden, help=hidden)
+    if device:
+        parser.add_argument(*names, dest="device", type=_device, default=hidden, help=hidden)
 
 
 def _device(layers: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from winnow.config.option import documented
 from winnow.errors import UsageError
+from winnow.models.load.hub import is_repository
 from winnow.values.units import format_bytes, parse_bytes
 
 
@@ -71,7 +72,18 @@ def require_model(namespace: argparse.Namespace, command: str) -> None:
 
 
 def merge_model(namespace: argparse.Namespace) -> None:
-    """Put a model that was given by position where `--model` puts it. Raises UsageError: both are given, and differ."""
+    """Put a model that was given by position where `--model` puts it, and the file of `--hf-file` behind its name.
+    Raises UsageError: it is given twice, or the file is of no repository."""
+    file = vars(namespace).pop("hf_file", None)
+    _merge_position(namespace)
+    if file is not None:
+        repository = str(getattr(namespace, "model", None))
+        if not is_repository(repository):
+            raise UsageError(f"--hf-file needs a model of the Hub (-hf owner/name), got {repository}")
+        namespace.model = f"{repository.partition(':')[0]}:{file}"
+
+
+def _merge_position(namespace: argparse.Namespace) -> None:
     by_position = vars(namespace).pop("model_by_position", None)
     if by_position is None:
         return

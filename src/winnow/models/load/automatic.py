@@ -12,6 +12,7 @@ from winnow.errors import WinnowError
 from winnow.models.fast.packed.description import is_packed
 from winnow.models.load.damage import read_object
 from winnow.native import is_installed, multiplies_bfloat16
+from winnow.process.digest import model_files
 
 if TYPE_CHECKING:
     from winnow.models.load.directory import ModelDirectory
@@ -37,7 +38,7 @@ def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
     if config.dtype != "auto" or not on_cpu or config.load_format != "auto" or is_packed(path):
         return config
     try:
-        files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+        files = model_files(path) if path.is_file() else path.glob("*.safetensors")
         num_bytes = sum(file.stat().st_size for file in files)
         dtype = cpu_dtype(num_bytes, "float32" if _is_float32(path) else "")
         eight_bits = num_bytes >= SMALL and config.weight_dtype == "auto" and _is_quantized(path)

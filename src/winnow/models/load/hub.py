@@ -1,12 +1,16 @@
-"""Place of a model: a directory or file as it was named, or the local copy of a repository of the Hub."""
+"""Place of a model: a directory or file as it was named, or the local copy of a repository of the Hub, or of a GGUF
+file there, named as llama.cpp names it: `owner/name:Q4_K_M`."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.process.digest import BESIDE_WEIGHTS, TOKENIZER_FILES
+from winnow.process.digest import BESIDE_WEIGHTS, TOKENIZER_FILES, part_names
+from winnow.process.progress import report
+from winnow.values.units import format_bytes
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo"
 
@@ -19,16 +23,26 @@ _NOT_WANTED = (
     *(f"{_FOLDER}{rest}" for rest in ("[!/]*/*", "/*/*")),
     *("*.bin", "*.py", "training_args*", "onnx*"),
 )
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w./+-]+))?")
+_USUAL_KIND = "Q4_K_M"
+_UNREACHED = (
+    *("LocalEntryNotFoundError", "IncompleteSnapshotError", "OfflineModeIsEnabled"),
+    *("ConnectError", "ConnectTimeout", "ReadTimeout"),
+)
+# GGUF files that are no model of their own: towers for pictures, and statistics of activations.
+_BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
-def is_repository(model: str | Path | None) -> bool:
-    """Return whether a model is named as `org/name`: a directory of that name comes first."""
-    return isinstance(model, str) and _REPOSITORY.fullmatch(model) is not None and not Path(model).exists()
+def is_repository(model: str | Path | None, *, files: bool = True) -> bool:
+    """Return whether a model is named as `org/name`, or, if `files`, as `org/name:FILE`, a GGUF file's name or the kind
+    of its weights: a directory of that name comes first."""
+    found = _REPOSITORY.fullmatch(model) if isinstance(model, str) else None
+    return found is not None and (files or found[2] is None) and not Path(str(model)).exists()
 
 
 def locate_model(config: ModelConfig) -> Path:
-    """Return the directory or GGUF file of a model, fetched where it is a repository of the Hub.
+    """Return the directory or GGUF file of a model, fetched where it is a repository of the Hub; of a file of several
+    parts the first, whichever is named.
 
     Raises:
         UnsupportedModelError: no such directory, file, repository, revision or access, or no network.
@@ -36,13 +50,27 @@ def locate_model(config: ModelConfig) -> Path:
     """
     model = config.model
     if is_repository(model):
-        return _fetch(str(model), config.revision)
+        repository, _, file = str(model).partition(":")
+        if file:
+            return _fetch_file(repository, file, config.revision)
+        try:
+            path = _fetch(repository, config.revision)
+        except UnsupportedModelError:
+            if not cached_files(repository, config.revision):
+                raise
+        else:
+            in_directory = config.load_format != "auto" or any(path.glob("*.safetensors"))
+            if in_directory or not gguf_files(repository, config.revision):
+                return path
+        return _fetch_file(repository, "", config.revision)
     if config.revision is not None:
         raise ConfigError(
             f"revision needs a model of the Hub (org/name), got {config.revision!r} and {model}"
         )
     path = DEMO_MODEL if model is None else Path(model)
-    if not path.is_dir() and not path.is_file():
+    if path.is_file():
+        return path.with_name(part_names(path.name)[0])
+    if not path.is_dir():
         raise UnsupportedModelError(f"model: cannot load {path}: no such directory or file: {path}")
     return path
 
@@ -53,7 +81,8 @@ def locate_tokenizer(config: ModelConfig) -> Path | None:
     named = config.tokenizer
     if named is None:
         return None
-    path = _fetch(str(named), None, BESIDE_WEIGHTS) if is_repository(named) else Path(named)
+    fetched = is_repository(named, files=False)
+    path = _fetch(str(named), None, BESIDE_WEIGHTS) if fetched else Path(named)
     if not any((path / file).is_file() for file in TOKENIZER_FILES):
         raise UnsupportedModelError(f"tokenizer: {path} is no directory with a {TOKENIZER_FILES[0]}")
     return path
@@ -70,30 +99,94 @@ def fetched_repositories() -> list[tuple[str, int]]:
     return sorted((each.repo_id, each.size_on_disk) for each in found if each.repo_type == "model")
 
 
-def _fetch(repository: str, revision: str | None, patterns: Sequence[str] = PATTERNS) -> Path:
+def gguf_files(repository: str, revision: str | None = None) -> dict[str, int]:
+    """Return bytes of a repository's GGUF files, by path, all parts of a file under that of its first; of those that
+    lie in the cache where the Hub is not reached. Raises UnsupportedModelError: as `locate_model`."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        listed = [*HfApi().list_repo_tree(repository, recursive=True, revision=revision)]
+        found = {each.path: int(each.size) for each in listed if hasattr(each, "size")}
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:  # access that is refused is one too
+        raise _refused(repository, revision, error) from None
+    except Exception as error:
+        found = cached_files(repository, revision)
+        if not found:
+            raise _refused(repository, revision, error) from None
+    sizes: dict[str, int] = {}
+    for path in sorted(path for path in found if path.endswith(".gguf") and not _BESIDE.search(path)):
+        first = part_names(path)[0]
+        sizes[first] = sizes.get(first, 0) + found[path]
+    return sizes
+
+
+def cached_files(repository: str, revision: str | None = None) -> dict[str, int]:
+    """Return bytes of a repository's GGUF files that lie in the Hub's cache, by path."""
+    from huggingface_hub import snapshot_download
+
+    options: Any = {"revision": revision, "local_files_only": True, "allow_patterns": []}
+    try:
+        folder = Path(snapshot_download(repository, **options))
+    except (OSError, ValueError):
+        return {}
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*.gguf")}
+
+
+def _fetch_file(repository: str, wanted: str, revision: str | None) -> Path:
+    """Return a GGUF file of a repository, its first part, all of which lie beside it. `wanted` is its path or name, or
+    the kind of its weights as names have it; empty: as llama.cpp takes it, Q4_K_M, or else the first."""
+    sizes = gguf_files(repository, revision)
+    first = part_names(wanted)[0]
+    kind = re.compile(rf"(?:^|[-_./]){re.escape(wanted or _USUAL_KIND)}(?:[-.]|$)", re.IGNORECASE)
+    found = [path for path in sizes if first in (path, Path(path).name)]
+    found = found or sorted((path for path in sizes if kind.search(Path(path).name)), key=len)
+    if not found and sizes and not wanted:
+        found = list(sizes)
+    if not found:
+        have = ", ".join(f"{path} ({format_bytes(size)})" for path, size in sizes.items()) or "none"
+        raise UnsupportedModelError(
+            f"model: cannot load {repository}:{wanted}: of its GGUF files none has this name or kind; there are: {have}"
+        )
+    report(f"fetching {found[0]}, {format_bytes(sizes[found[0]])}")
+    parts = part_names(found[0])
+    folder = _fetch(repository, revision, [re.sub(r"([*?[])", r"[\1]", part) for part in parts], ())
+    return folder / parts[0]
+
+
+def _fetch(
+    repository: str,
+    revision: str | None,
+    patterns: Sequence[str] = PATTERNS,
+    unwanted: Sequence[str] = _NOT_WANTED,
+) -> Path:
     # Imported here: a model in a directory does without the network's libraries.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
         found = snapshot_download(
-            repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_NOT_WANTED)
+            repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(unwanted)
         )
-    except GatedRepoError:
+    except Exception as error:  # no network, disk full, an unusable name; errors of httpx or httpx2
+        raise _refused(repository, revision, error) from None
+    return Path(found)
+
+
+def _refused(repository: str, revision: str | None, error: Exception) -> UnsupportedModelError:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    kind = type(error).__name__
+    if isinstance(error, GatedRepoError):
         reason = "the Hub gives it to those alone who accepted its terms (`hf auth login`, or HF_TOKEN)"
-    except RepositoryNotFoundError:
+    elif isinstance(error, RepositoryNotFoundError):
         reason = "the Hub has no such repository, or shows it to others alone (`hf auth login`, or HF_TOKEN)"
-    except RevisionNotFoundError:
+    elif isinstance(error, RevisionNotFoundError):
         reason = "the repository has no such revision"
-    except (OSError, ValueError) as error:  # no network, disk full, an unusable name
-        kind = type(error).__name__
-        reason = f"the Hub answered: {kind}: {' '.join(str(error).split())[:200]}"
-        if kind in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
-            reason = (
-                "it is not in the local cache, and the Hub is not reached (HF_HUB_OFFLINE, or no network)"
-            )
+    elif kind in _UNREACHED:
+        reason = "it is not in the local cache, and the Hub is not reached (HF_HUB_OFFLINE, or no network)"
+        if here := cached_files(repository, revision):
+            reason += f"; of it are here: {', '.join(sorted(here))}"
     else:
-        return Path(found)
+        reason = f"the Hub answered: {kind}: {' '.join(str(error).split())[:200]}"
     shown = repository if revision is None else f"{repository} at {revision}"
-    reason = f"no directory of that name, and {reason}"
-    raise UnsupportedModelError(f"model: cannot load {shown}: {reason}") from None
+    return UnsupportedModelError(f"model: cannot load {shown}: no directory of that name, and {reason}")

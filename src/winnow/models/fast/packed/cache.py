@@ -100,7 +100,7 @@ class CacheEntry:
         if not config.model_cache or not limit or not plain:
             return None
         own = locate_tokenizer(config)
-        files = {model} if model.is_file() else model_files(model)
+        files = model_files(model)
         files |= set() if own is None else model_files(own)
         try:
             stats = [(str(file.resolve()), file.stat()) for file in sorted(files)]

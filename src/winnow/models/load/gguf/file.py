@@ -15,6 +15,7 @@ from transformers.integrations import GGUF_CONFIG_MAPPING
 
 from winnow.extras import install_hint
 from winnow.models.load.damage import cannot_load, first_line
+from winnow.process.digest import part_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,10 +43,10 @@ _WIDTHS = {
 
 
 @lru_cache(maxsize=1)
-def _read_header(path: Path, _modified: int, _size: int) -> "GgufHeader":
+def _read_header(paths: tuple[Path, ...], _states: tuple[tuple[int, int], ...]) -> "GgufHeader":
     from winnow.models.load.gguf.transformers_reader import GgufHeader
 
-    return GgufHeader.read(path)
+    return GgufHeader.join(paths)
 
 
 class GgufFile:
@@ -55,8 +56,9 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path, again: bool = False) -> "GgufFile":
-        """Read what stands before the weights, and keep it where the file will be opened `again` at once. Raises
-        UnsupportedModelError: it is no GGUF file, a damaged one or one of several, or packages are missing."""
+        """Read what stands before the weights, and keep it where the file will be opened `again` at once; of a file of
+        several parts `path` is any. Raises UnsupportedModelError: it is no GGUF file, a damaged one, a part of it is
+        missing, or packages are."""
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise cannot_load(path, "it is neither a directory nor a GGUF file")
@@ -64,21 +66,24 @@ class GgufFile:
         if missing:
             absent = f"{' and '.join(missing)} is not installed: {install_hint('gguf')}"
             raise cannot_load(path, f"GGUF files are read with {' and '.join(_PACKAGES)}, and {absent}")
+        parts = tuple(path.with_name(name) for name in part_names(path.name))
         try:
-            found = path.stat()
-            header = _read_header(path, found.st_mtime_ns, found.st_size)
+            found = [part.stat() for part in parts]
+            header = _read_header(parts, tuple((each.st_mtime_ns, each.st_size) for each in found))
+        except FileNotFoundError as error:
+            raise cannot_load(path, f"it is of {len(parts)} parts, and {error.filename} is missing") from None
         except (ValueError, struct.error, LookupError, ArithmeticError, TypeError, MemoryError) as error:
             raise cannot_load(path, f"it is damaged: {first_line(error)}") from error
-        size = found.st_size
         if not again:
             _read_header.cache_clear()
-        if size < header.end:
+        for part, size in zip(parts, (each.st_size for each in found), strict=True):
+            if size < (end := header.end(part)):
+                raise cannot_load(part, f"it is cut short: its tensors end at byte {end}, and it has {size}")
+        count = header.values.get("split.count", 1)
+        if count != len(parts):
             raise cannot_load(
-                path, f"it is cut short: its tensors end at byte {header.end}, and it has {size}"
+                path, f"it is one of {count} parts, and must be named NAME-00001-of-{count:05}.gguf"
             )
-        parts = header.values.get("split.count", 1)
-        if parts > 1:
-            raise cannot_load(path, f"it is one of {parts} parts, and transformers reads whole files alone")
         return cls(header)
 
     def config_values(self) -> dict[str, Any]:

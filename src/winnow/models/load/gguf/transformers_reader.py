@@ -9,8 +9,8 @@ import struct
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib import import_module
 from io import StringIO
 from math import prod
@@ -39,7 +39,8 @@ class GgufTensor:
     name: str
     shape: tuple[int, ...]  # slowest dimension first, as torch has it; the file lists the fastest first
     kind: GGMLQuantizationType
-    offset: int  # distance from the file's beginning, in bytes
+    path: Path  # of the part that holds it
+    offset: int  # distance from that file's beginning, in bytes
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -60,9 +61,22 @@ class GgufHeader:
     tensors: tuple[GgufTensor, ...]
 
     @classmethod
+    def join(cls, paths: Sequence[Path]) -> "GgufHeader":
+        """Read the headers of a file's parts, in order, as one: the first has the keys. Raises ValueError: a part is
+        another file's; and as `read`."""
+        parts = [cls.read(path) for path in paths]
+        if "general.architecture" not in parts[0].values:
+            raise ValueError("it has no general.architecture")
+        for index, part in enumerate(parts if len(parts) > 1 else ()):
+            number, count = part.values.get("split.no", 0), part.values.get("split.count", 1)
+            if (number, count) != (index, len(parts)):
+                raise ValueError(f"{part.path.name} is part {number + 1} of {count} by what it says")
+        return replace(parts[0], tensors=tuple(tensor for part in parts for tensor in part.tensors))
+
+    @classmethod
     def read(cls, path: Path) -> "GgufHeader":
-        """Read a file's header. Raises ValueError, struct.error, OverflowError: it is damaged, or of a kind that is not
-        read."""
+        """Read the header of one file. Raises ValueError, struct.error, OverflowError: it is damaged, or of a kind that
+        is not read."""
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(data)
             if data[: len(MAGIC)] != MAGIC:
@@ -77,18 +91,16 @@ class GgufHeader:
                 if key in values:
                     raise ValueError(f"it holds {key!r} twice")
                 values[key], kinds[key] = cursor.value()
-            if "general.architecture" not in values:
-                raise ValueError("it has no general.architecture")
             places = [_read_place(cursor) for _ in range(num_tensors)]
             alignment = values.get("general.alignment", 32)
             if type(alignment) is not int or alignment < 1:
                 raise ValueError(f"general.alignment must be a whole number above 0, got {alignment!r}")
             start = -(-cursor.position // alignment) * alignment
-            return cls(path, values, kinds, tuple(GgufTensor(*x[:3], start + x[3]) for x in places))
+            return cls(path, values, kinds, tuple(GgufTensor(*x[:3], path, start + x[3]) for x in places))
 
-    @cached_property
-    def end(self) -> int:
-        return max((tensor.offset + tensor.nbytes for tensor in self.tensors), default=0)
+    def end(self, path: Path) -> int:
+        """Return the byte at which the tensors of a part end."""
+        return max((each.offset + each.nbytes for each in self.tensors if each.path == path), default=0)
 
     @property
     def architecture(self) -> str:
@@ -98,7 +110,7 @@ class GgufHeader:
         """Return a tensor as it is stored, mapped: uint8 of `stored_shape`, or numbers of its shape (F32, I8 ...)."""
         kind = _NUMPY.get(tensor.kind.name)
         shape = tensor.shape if kind else tensor.stored_shape
-        return np.memmap(self.path, kind or np.uint8, "r", tensor.offset, shape)
+        return np.memmap(tensor.path, kind or np.uint8, "r", tensor.offset, shape)
 
 
 _NUMPY: dict[str, Any] = {f"F{bits}": getattr(np, f"float{bits}") for bits in (16, 32, 64)}
