@@ -1,8 +1,10 @@
 """`winnow policies`: the table, one policy in full, JSON, and that all of it is read off the dataclasses."""
 
 import json
+import re
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +46,11 @@ def test_the_table_is_whole_at_100_columns_and_plain(
     table, _, hint = text.rpartition("winnow policies NAME")
     assert "shows a policy" in hint
     names = [line.split()[0] for line in table.splitlines() if line[:1].strip()]
+    # The plug-ins that the line below names are there, all of them.
+    folder = Path(__file__).parents[2] / "examples/policies"
+    plugins = {tuple(each) for each in re.findall(r"(\w+\.py):([A-Z]+)", table)}
+    assert {file for file, _ in plugins} == {path.name for path in folder.glob("*.py")}
+    assert all(f"\n{name} = EvictionPolicy(" in (folder / file).read_text() for file, name in plugins)
     assert [name for name in names if name in PRESETS] == list(PRESETS)
     words = set(text.replace(",", " ").split())
     for preset in PRESETS.values():

@@ -67,6 +67,10 @@ Known: share of the full cache's answers, {KNOWN_MODEL}, from the worst task to 
 winnow policies --all lists papers' policies too; winnow policies NAME shows one with every field."""
 FOOTNOTE = """\
 A number of KVs is the policy's own budget per row, held to where the user names none.
+Plug-ins for --eviction, in the repository's examples/policies: compactor.py:COMPACTOR,
+dropkv.py:DROPKV, expected_attention.py:EXPECTED, fastgen.py:FASTGEN, roco.py:ROCO,
+scissorhands.py:SCISSORHANDS (budgets of layers), simlayerkv.py:SIMLAYERKV,
+squeezeattention.py:SQUEEZE. Each file names its paper.
 winnow policies NAME shows a policy with every field."""
 WIDTH = 100
 """Columns where the output is no terminal: a file or another program has no width of its own."""

@@ -73,6 +73,13 @@ class Signals(Protocol):
     def device(self) -> torch.device:
         """The device on which the model computes."""
 
+    @property
+    def model(self) -> Any:
+        """The `LoadedModel`: its modules, which a probe may hook, and its tokenizer."""
+
+    def token_ids(self, slot: int) -> Sequence[int]:
+        """Return a sequence's tokens, those of the prompt that are still to be computed too."""
+
     def probe(self, kind: type[Any]) -> Any:
         """Return the probe of a class that a policy named."""
 

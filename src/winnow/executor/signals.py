@@ -91,7 +91,7 @@ class EngineSignals:
         self.probes: dict[type[Probe], Probe] = {}
         self.directions = DirectionStates(self.device)
         self.key_directions, self.keep_key_directions = self.directions.of, self.directions.keep
-        self._model = model
+        self.model = model
         self._occupants = occupants
 
     def prepare(self, policy: EvictionPolicy) -> list[Probe]:
@@ -108,6 +108,9 @@ class EngineSignals:
 
     def probe(self, kind: type[Probe]) -> Probe:
         return self.probes[kind]
+
+    def token_ids(self, slot: int) -> SequenceType[int]:
+        return self._occupants[slot].token_ids
 
     def watch(self, plan: StepPlan) -> tuple[tuple[Probe, Watched], ...]:
         """Start a step. Returns which of its tokens probes are shown."""
@@ -131,8 +134,8 @@ class EngineSignals:
 
     @property
     def _rotation(self) -> ModelRotation:
-        if (rotation := self._model.rotation) is None:
-            name = type(self._model.model).__name__
+        if (rotation := self.model.rotation) is None:
+            name = type(self.model.model).__name__
             reason = f"how {name} rotates keys is not known, so they cannot be turned back"
             raise UnsupportedModelError(reason)
         return rotation
