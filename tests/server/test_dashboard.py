@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,24 @@ def test_numbers_move(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     for each in found:
         assert each["running"] + each["waiting"] == sum(tenant["answers"] for tenant in each["tenants"])
     assert found[0]["resident_bytes"] > 2**26
+    assert found[0]["history"] and not any("history" in each for each in found[1:])
+    assert all(len(each) == 7 and each[0] <= found[0]["time"] for each in found[0]["history"])
+    [[_, answers, tokens, kept]] = [
+        each for each in snapshots(server, 1)[0]["policies"] if each[0] == "snapkv"
+    ]
+    assert answers >= 2 and 0 < kept < tokens
+
+
+def test_the_history_is_of_the_last_hour(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winnow.server.pages.HISTORY_SECONDS", 0.05)
+    with running(llm) as server:
+        body = {"prompt": [5, 6, 7], "max_tokens": 40, "ignore_eos": True}
+        server.post("/v1/completions", body).raise_for_status()
+        time.sleep(0.3)
+        history = snapshots(server, 1)[0]["history"]
+    times = [each[0] for each in history]
+    assert len(times) > 3 and times == sorted(times) and times[-1] - times[0] < 20
+    assert max(each[3] for each in history) > 0 and max(each[5] for each in history) > 0
 
 
 @pytest.mark.slow

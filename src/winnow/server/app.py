@@ -1,5 +1,6 @@
 """The ASGI app: routes, and what becomes of errors."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from winnow.server.endpoints.file_routes import add_file_routes
 from winnow.server.endpoints.responses import add_response_routes
 from winnow.server.forms import FILES
 from winnow.server.http import ClientLeft, Gate, error_response
-from winnow.server.pages import PAGES, add_pages
+from winnow.server.pages import PAGES, History, add_pages
 from winnow.server.routes import add_routes
 from winnow.server.service import Service
 from winnow.server.store import Store
@@ -32,15 +33,19 @@ def create_app(service: Service) -> FastAPI:
     """Return the app that serves `service`; its engine starts and ends with the app."""
     config = service.config
     batches = None if config.files_dir is None else Batches(service, Store(Path(config.files_dir)))
+    history = History(service)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.engine.start()
         if batches is not None:
             batches.resume()
+        recording = asyncio.create_task(history.record()) if config.dashboard else None
         try:
             yield
         finally:
+            if recording is not None:
+                recording.cancel()
             if batches is not None:
                 await batches.stop()
             await service.close()
@@ -56,7 +61,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     add_routes(app, service)
     add_response_routes(app, service)
-    add_pages(app, service)
+    add_pages(app, service, history)
     if batches is not None:
         add_file_routes(app, batches)
     add_error_handlers(app)

@@ -88,6 +88,8 @@ class Metrics:
         self._seen = Counter[str]()
         self._recent = {name: deque[float](maxlen=_RECENT) for name in _SHOWN}
         self.evicted_kvs = 0
+        # By policy: answers, their tokens, and KVs kept of these, the mean over rows.
+        self.kept: dict[str, tuple[int, int, float]] = {}
         self.prefix_queries = 0
 
     def _record(self, name: str, value: float) -> None:
@@ -126,7 +128,12 @@ class Metrics:
         self.prefix_queries += len(output.prompt_token_ids)
         for answer in output.outputs:
             self.finished[answer.finish_reason or "error"] += 1
-            if (report := answer.eviction) is not None:
+            report = answer.eviction
+            tokens = len(output.prompt_token_ids) if report is None else report.num_tokens
+            policy, kept = ("full", float(tokens)) if report is None else (report.policy, report.mean_kept)
+            answers, before, before_kept = self.kept.get(policy, (0, 0, 0.0))
+            self.kept[policy] = (answers + 1, before + tokens, before_kept + kept)
+            if report is not None:
                 self._record("request_compression_ratio", report.compression)
                 rows = sum(len(layer) for layer in report.kept)
                 self.evicted_kvs += max(0, report.num_tokens * rows - sum(map(sum, report.kept)))

@@ -4,6 +4,7 @@ numbers that the dashboard shows, as they change.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -29,6 +30,8 @@ PAGES = {
 }
 INTERVAL = 1.0
 """Seconds between two events."""
+HISTORY_SECONDS = 5.0
+"""Seconds between two samples of the last hour."""
 MAX_SHOWN = 50
 """Sessions, those used last."""
 _COUNTERS = (
@@ -45,8 +48,42 @@ _POLICY = (
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
-def add_pages(app: FastAPI, service: Service) -> None:
-    """Add the pages, and the stream of the dashboard's numbers, once a second, as server-sent events."""
+class History:
+    """What the dashboard draws, of the last hour since the start.
+
+    Attributes:
+        samples: Unix seconds, answers that run and wait, tokens per second generated and of prompts, and bytes of KV
+            memory in use and that hold prefixes.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.samples = deque[tuple[float, ...]](maxlen=int(3600 / HISTORY_SECONDS))
+
+    async def record(self) -> None:
+        """Sample until the server ends."""
+        before, since, ending = EngineStats(), time.monotonic() - HISTORY_SECONDS, self._service.ending
+        while self._service.engine.failure is None and not ending.is_set():
+            stats, now = await self._service.stats(), time.monotonic()
+            answers = [
+                sum(each) for each in zip((0, 0), *self._service.engine.by_tenant().values(), strict=True)
+            ]
+            rates = _rates(before, stats, now - since)
+            self.samples.append((time.time(), *answers, *rates, stats.kv_bytes_used, stats.cached_bytes))
+            before, since = stats, now
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ending.wait(), HISTORY_SECONDS)
+
+
+def _rates(before: EngineStats, now: EngineStats, seconds: float) -> tuple[float, float]:
+    """Return tokens per second, generated and of prompts."""
+    generated = now.generated_tokens - before.generated_tokens
+    return generated / seconds, (now.prompt_tokens - before.prompt_tokens) / seconds
+
+
+def add_pages(app: FastAPI, service: Service, history: History) -> None:
+    """Add the pages, and the stream of the dashboard's numbers, once a second, as server-sent events; the first has
+    the history."""
     config = service.config
     for path, name in PAGES.items():
         if config.docs if path == "/docs" else config.dashboard:
@@ -56,7 +93,7 @@ def add_pages(app: FastAPI, service: Service) -> None:
 
     @app.get("/stats/stream", include_in_schema=False)
     async def stats(request: Request) -> Response:
-        return EventStream(_events(service, request.state.tenant))
+        return EventStream(_events(service, request.state.tenant, list(history.samples)))
 
 
 def _page(name: str) -> Callable[[Request], Response]:
@@ -67,7 +104,9 @@ def _page(name: str) -> Callable[[Request], Response]:
     return lambda request: HTMLResponse(page, headers=_HEADERS | {"Content-Security-Policy": policy})
 
 
-async def _events(service: Service, tenant: str | None) -> AsyncIterator[str]:
+async def _events(
+    service: Service, tenant: str | None, history: list[tuple[float, ...]]
+) -> AsyncIterator[str]:
     def read() -> _Moment:
         return service.llm.stats(), service.llm.sessions(tenant), service.llm.occupancy()
 
@@ -79,11 +118,11 @@ async def _events(service: Service, tenant: str | None) -> AsyncIterator[str]:
         now, stats = time.monotonic(), moment[0]
         snapshot = _snapshot(service, *moment)
         seconds = max(now - since, INTERVAL / 2)
-        snapshot["generated_per_second"] = (stats.generated_tokens - before.generated_tokens) / seconds
+        snapshot["generated_per_second"], snapshot["prompt_per_second"] = _rates(before, stats, seconds)
         snapshot["session_per_second"] = (stats.session_tokens - before.session_tokens) / seconds
-        snapshot["prompt_per_second"] = (stats.prompt_tokens - before.prompt_tokens) / seconds
         before, since = stats, now
-        yield event(snapshot)
+        yield event(snapshot | ({"history": history} if history else {}))
+        history = []
         with suppress(TimeoutError):
             await asyncio.wait_for(service.ending.wait(), INTERVAL)
     yield event({"failure": "the engine has failed" if service.engine.failure else "the server has ended"})
@@ -96,6 +135,7 @@ def _snapshot(
     running, waiting = (sum(each[place] for each in answers.values()) for place in (0, 1))
     names = sorted({tenant or "" for tenant in answers} | set(occupancy.tenants))
     return {
+        "time": time.time(),
         "model": service.names[0],
         "version": __version__,
         "draining": service.engine.draining,
@@ -113,6 +153,7 @@ def _snapshot(
         },
         "rounds": stats.num_rounds,
         "evicted_kvs": service.metrics.evicted_kvs,
+        "policies": [(name, *counts) for name, counts in sorted(service.metrics.kept.items())],
         "seconds": {phase: max(0.0, seconds) for phase, seconds in stats.elapsed.items()},
         "finished": service.metrics.finished,
         "latencies": service.metrics.latencies(),
