@@ -20,7 +20,7 @@ LAYERS = [
     ["attention", "outputs", "prompts"],
     ["storage"],
     ["eviction", "openai", "vllm.metrics"],
-    ["anthropic"],
+    ["anthropic", "ollama"],
     ["report", "models"],
     ["engine"],
     ["executor", "inspect"],

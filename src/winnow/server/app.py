@@ -17,6 +17,7 @@ from winnow.openai.errors import INTERNAL, ApiError
 from winnow.server.access import Sites
 from winnow.server.batches import Batches
 from winnow.server.endpoints.file_routes import add_file_routes
+from winnow.server.endpoints.ollama import add_ollama_routes
 from winnow.server.endpoints.responses import add_response_routes
 from winnow.server.forms import FILES
 from winnow.server.http import ClientLeft, Gate, error_response
@@ -61,6 +62,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     add_routes(app, service)
     add_response_routes(app, service)
+    add_ollama_routes(app, service)
     add_pages(app, service, history)
     if batches is not None:
         add_file_routes(app, batches)

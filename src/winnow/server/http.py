@@ -15,6 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from winnow.anthropic.messages import error_body, speaks_anthropic, status_of
+from winnow.ollama import response
+from winnow.ollama.response import speaks_ollama
 from winnow.openai.errors import QUOTA, ApiError
 from winnow.server.access import Keys, Sites
 from winnow.values.json_values import json_kind, parse_strict
@@ -27,7 +29,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def error_response(error: ApiError, path: str = "", request_id: str | None = None) -> Response:
-    """Return the response that says an error, in the envelope of OpenAI, or of Anthropic on its paths."""
+    """Return the response that says an error, in the envelope of OpenAI, or of Anthropic or Ollama on their paths."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
@@ -37,6 +39,8 @@ def error_response(error: ApiError, path: str = "", request_id: str | None = Non
         headers["WWW-Authenticate"] = "Bearer"
     if speaks_anthropic(path):
         return JSONResponse(error_body(error, request_id), status_of(error), headers)
+    if speaks_ollama(path):
+        return JSONResponse(response.error_body(error), error.status, headers)
     return JSONResponse(error.body(), error.status, headers)
 
 
@@ -213,9 +217,15 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncIterator[str], close: Callable[[], None] = lambda: None, ping: str = ": ping\n\n"
+        self,
+        events: AsyncIterator[str],
+        close: Callable[[], None] = lambda: None,
+        ping: str = ": ping\n\n",
+        media_type: str = media_type,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type=media_type
+        )
         del self.headers["content-length"]
         self._events = events
         self._close = close

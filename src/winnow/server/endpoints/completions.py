@@ -55,6 +55,7 @@ async def write(
     whole: Callable[[Record, ChunkStream], Record],
     failed: Callable[[ApiError], Record],
     ping: str = ": ping\n\n",
+    as_text: Callable[[Record], str] | None = None,
 ) -> Response:
     """Answer a chat in another API's form: with events as they come, or with the object that they come to.
 
@@ -62,19 +63,19 @@ async def write(
         events: returns the events, those of a step in one list.
         whole: returns the object, by the last event.
         failed: returns the event of an error in the middle of a stream.
+        as_text: writes a line of JSON; None: they are server-sent events.
     """
     stream, form = await _submit(service, request, asked, deltas=True)
     chunks = ChunkStream(form)
-    found = events(stream, chunks)
+    found, text_of = events(stream, chunks), as_text or (lambda one: event(one, one["type"]))
 
     async def texts() -> AsyncIterator[str]:
         try:
             async for each in found:
                 if each:
-                    yield "".join(event(one, one["type"]) for one in each)
+                    yield "".join(map(text_of, each))
         except Exception as error:
-            last = failed(stream_error(error))
-            yield event(last, last["type"])
+            yield text_of(failed(stream_error(error)))
 
     async def drain() -> Record:
         try:
@@ -85,7 +86,8 @@ async def write(
             service.engine.abandon(stream)
 
     if asked.stream:
-        return EventStream(texts(), lambda: service.engine.abandon(stream), ping)
+        kind = EventStream.media_type if as_text is None else "application/x-ndjson"
+        return EventStream(texts(), lambda: service.engine.abandon(stream), ping, kind)
     return StrictResponse(await unless_disconnected(request.receive, drain()))
 
 

@@ -1,0 +1,1 @@
+"""Ollama's API: bodies read as chats and completions, and answers as lines of JSON."""
