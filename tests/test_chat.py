@@ -83,6 +83,21 @@ def test_developers_are_the_system_to_templates_that_know_none(
     assert text(tokenizer, {"default": template}, messages) == shown  # type: ignore[arg-type]
 
 
+def test_nothing_stands_for_no_arguments_and_no_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    shown = "{{ messages[0].content }}{{ messages[0].reasoning_content }}"
+    for more in ({"content": None}, {}):
+        for name in ("reasoning_content", "reasoning"):
+            message = {"role": "assistant", name: "I think", **more}
+            assert text(tokenizer, shown, [message]) == "I think"
+    names = (
+        "{% for name, value in messages[0].tool_calls[0].function.arguments | items %}{{ name }}{% endfor %}"
+    )
+    for given in ({"arguments": each} for each in (None, "null", "", " ", '""', {}, [])):
+        call = {"function": {"name": "f", **given}}
+        assert text(tokenizer, names, [{"role": "assistant", "tool_calls": [call]}]) == ""
+    assert text(tokenizer, names, [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]) == ""
+
+
 def test_arguments_that_are_no_object_stay_as_they_are(tokenizer: PreTrainedTokenizerBase) -> None:
     for arguments in ("[1]", "{", '"x"'):
         call = {"function": {"name": "f", "arguments": arguments}}

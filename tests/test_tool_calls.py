@@ -202,6 +202,14 @@ def test_chat_templates_show_the_form() -> None:
     assert recognise(None) is None
 
 
+@pytest.mark.parametrize("written", ["null", '""', "{}", '"null"'])
+def test_calls_without_arguments_have_an_empty_object(written: str) -> None:
+    text = f'<tool_call>\n{{"name": "stop", "arguments": {written}}}\n</tool_call>'
+    answer = CompletionOutput(0, text, [], finish_reason="stop")
+    found = message_of(AnswerReader.of(byte_level(), HERMES), TURN, [answer], [{"function": STOP}], None)
+    assert [each["function"]["arguments"] for each in found["tool_calls"]] == ["{}"]
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_known_forms_are_read(name: str) -> None:
     """By this transformers, oldest and newest alike."""

@@ -77,7 +77,7 @@ def save_gguf(
     kind: str = "F32",
     *,
     architecture: str = "llama",
-    values: dict[str, int | float | str] | None = None,
+    values: dict[str, Any] | None = None,
     extra: dict[str, np.ndarray[Any, Any]] | None = None,
     tokenizer: str | None = "gpt-2",
     last: tuple[tuple[str, int], ...] = (),
@@ -98,7 +98,13 @@ def save_gguf(
     writer.add_rope_freq_base(10000.0)
     write_shape(writer, SHAPE | {"rms_norm_eps": 1e-6, "vocab_size": model.config.vocab_size})
     for name, value in (values or {}).items():
-        kinds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        writer.kv_data[0].pop(name, None)
+        kinds = {
+            str: writer.add_string,
+            float: writer.add_float32,
+            int: writer.add_uint32,
+            list: writer.add_array,
+        }
         kinds[type(value)](name, value)
     if tokenizer is not None:
         _add_tokenizer(writer, tokenizer, last)

@@ -35,6 +35,7 @@ _IMAGES = {
     "image": ("image", "url", "path"),
 }
 _DETAILS = (None, "auto", "low", "high", "original")
+_IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "refusal")
 # Stands in for a message to find what a template writes around it: letters alone, which no template changes.
 _SENTINEL = "winnowquestionstandshere"
 
@@ -92,17 +93,21 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
     """Return a message as templates take it: its content one text, lists of text parts joined. Where images stand
     among them it stays a list of parts, {"type": "image", "image": source} for each; see `take_images`.
 
-    Content that is null or missing is empty text beside tool calls or a refusal, as OpenAI's clients write it. Raises
-    InvalidRequestError, which calls the message `name`, where there is no role, or content that is no text.
+    Content that is null or missing is empty text beside tool calls, reasoning or a refusal, as clients write it.
+    Reasoning stands under one name. Raises InvalidRequestError, which calls the message `name`, where there is no role,
+    or content that is no text.
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequestError(f"{name} must be an object with role and content, got {message!r:.80}")
+    if message.get("reasoning") is not None and message.get("reasoning_content") is None:
+        message = {**message, "reasoning_content": message["reasoning"]}
     content = message.get("content")
     if isinstance(content, list | tuple):
         parts = [_part(part, name) for part in content]
         images = any(part["type"] == "image" for part in parts)
         content = parts if images else "\n".join(part["text"] for part in parts)
-    if content is None and any(message.get(key) for key in ("tool_calls", "function_call", "refusal")):
+    thinks = message.get("reasoning_content") is not None
+    if content is None and (thinks or any(message.get(key) for key in _IN_PLACE_OF_CONTENT)):
         content = message.get("refusal") or ""
     if not isinstance(content, str | list):
         got = "none" if "content" not in message else json_kind(content)
@@ -341,14 +346,22 @@ def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
 
 def _call_with_arguments(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+    if not isinstance(function, Mapping):
         return call
-    try:
-        values = json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
-        return call  # as the model wrote them
-    return {**call, "function": {**function, "arguments": values}} if isinstance(values, dict) else call
+    values = call_arguments(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": values}}
+
+
+def call_arguments(given: Any) -> Any:
+    """Return a call's arguments, which may be JSON text, as an object: empty where they are nothing, as models and
+    clients write null or an empty text for functions without any; what makes none is returned as it came."""
+    values = given
+    if isinstance(given, str):
+        try:
+            values = json.loads(given) if given.strip() else None
+        except ValueError:
+            return given  # as the model wrote them
+    return {} if values in (None, "", []) else values if isinstance(values, dict) else given
 
 
 def _part(part: Any, name: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import signal
 import time
 import warnings
@@ -203,7 +204,7 @@ def test_a_full_disk_ends_writing_and_nothing_else(
     monkeypatch.setattr(folders, "write_whole", refuse)
     with (
         pytest.warns(
-            UserWarning, match="refuses a file, so none is written for 30 seconds: No space left"
+            UserWarning, match="refuses a file, so none is written for 10 seconds: No space left"
         ) as caught,
         open_llm(directory, tmp_path) as llm,
     ):
@@ -212,6 +213,15 @@ def test_a_full_disk_ends_writing_and_nothing_else(
         assert not tier_stats(llm).is_writing and not files(tmp_path)
         assert llm._engine.scheduler.memory.files.cached.pending_bytes == 0
     assert len(caught) == 1 and all(each.outputs[0].finish_reason == "length" for each in outputs)
+
+
+def test_a_directory_that_was_deleted_is_made_again(directory: Path, tmp_path: Path) -> None:
+    with open_llm(directory, tmp_path / "cache") as llm:
+        for seed in range(2):
+            ask(llm, prompt(150, seed))
+            llm._engine.scheduler.memory.files.cached.wait()
+            assert len(files(tmp_path / "cache")) == 1
+            shutil.rmtree(tmp_path / "cache")
 
 
 def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

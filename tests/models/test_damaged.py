@@ -202,6 +202,21 @@ def rounded(held: dict[str, torch.Tensor], kind: torch.dtype) -> dict[str, torch
             text("adapter_config.json", "{}"),
             r"holds an adapter \(adapter_config.json\), and adapters are not served",
         ),
+        (
+            config(quantization_config="gptq"),
+            'config.json: quantization_config must be an object, got "gptq"',
+        ),
+        (config(layer_types=3), "layer_types must be a list, got 3"),
+        (
+            config(max_position_embeddings=-1),
+            "max_position_embeddings must be a whole number above 0, got -1",
+        ),
+        (
+            text("generation_config.json", '{"eos_token_id": "x"}'),
+            "generation_config.json: eos_token_id must be",
+        ),
+        (text("generation_config.json", '{"eos_token_id": [2.5]}'), r"a list of them, got \[2.5\]"),
+        (text("tokenizer_config.json", '{"tokenizer_class": []}'), "tokenizer_class must be a text"),
         (config(hidden_act="nonesuch"), "no hidden_act 'nonesuch'"),
         (config(pad_token_id=10**6), r"pad_token_id must be below vocab_size \(\d+\), got 1000000"),
         (config(rms_norm_eps=-1e-6), "rms_norm_eps must be a number of at least 0, got -1e-06"),

@@ -286,10 +286,46 @@ def test_scaling_of_positions_that_the_reader_passes_over_is_refused(tmp_path: P
         load_model(ModelConfig(path))
 
 
-def test_one_of_several_parts(tmp_path: Path) -> None:
-    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), values={"split.count": 3})
-    with pytest.raises(UnsupportedModelError, match="it is one of 3 parts"):
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"split.count": 3}, "it is one of 3 parts"),
+        ({"split.count": "x"}, "split.count must be a whole number, got 'x'"),
+        (
+            {"tokenizer.ggml.eot_token_id": 10**6},
+            r"eot_token_id must be a token's number below \d+, got 1000000",
+        ),
+    ],
+)
+def test_metadata_that_makes_no_model_is_named(tmp_path: Path, values: Any, named: str) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), values=values)
+    with pytest.raises(UnsupportedModelError, match=named):
         load_model(ModelConfig(path))
+
+
+def test_forms_that_other_writers_give_a_file(tmp_path: Path, plain: Path) -> None:
+    """A number for each layer where all have the same; a list that is missing; bytes in the other order."""
+    prompt, data = byte_level().encode(TEXT), plain.read_bytes()
+    values = {"llama.attention.head_count_kv": [2, 2]}
+    path = save_gguf(tmp_path / "other.gguf", tiny_llama(), values=values)
+    assert winnow_answer(path, prompt) == answer(tiny_llama(), prompt)
+    path.write_bytes(data.replace(b"tokenizer.ggml.merges", b"general.merges.absent"))
+    with pytest.raises(UnsupportedModelError, match=r"it lacks tokenizer\.ggml\.merges"):
+        load_model(ModelConfig(path))
+    path.write_bytes(data[:4] + data[4:8][::-1] + data[8:])
+    with pytest.raises(UnsupportedModelError, match="big-endian"):
+        load_model(ModelConfig(path))
+
+
+def test_a_plain_head_beside_an_embedding_in_blocks(tmp_path: Path) -> None:
+    prompt = byte_level().encode(TEXT)
+    whole = save_gguf(tmp_path / "whole.gguf", tiny_llama(), "Q8_0")
+    half = save_gguf(tmp_path / "half.gguf", tiny_llama(), "Q8_0", other={"output.weight": "F32"})
+    loaded = load_model(ModelConfig(half, dtype="float32"))
+    assert loaded.decoder is not None
+    theirs = load_plain_model(ModelConfig(half, dtype="float32")).model
+    assert winnow_answer(half, prompt, dtype="float32") == answer(theirs, prompt)
+    assert whole.stat().st_size < half.stat().st_size
 
 
 def test_missing_packages_are_told_with_the_command(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:

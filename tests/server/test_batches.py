@@ -87,6 +87,10 @@ def test_a_batch_from_end_to_end(server: Running) -> None:
     assert [each["response"]["status_code"] for each in errors] == [400] * 4
     listed = server.client.get("/v1/batches", params={"limit": 1}).json()
     assert listed["data"][0]["id"] == batch["id"]
+    newest = [each["id"] for each in server.client.get("/v1/files").json()["data"]]
+    oldest = server.client.get("/v1/files", params={"order": "asc", "after": newest[-1]}).json()
+    assert [each["id"] for each in oldest["data"]] == newest[::-1][1:]
+    assert "order must be asc or desc" in server.client.get("/v1/files?order=up").json()["error"]["message"]
     names = {each["id"] for each in server.client.get("/v1/files").json()["data"]}
     assert {file, batch["output_file_id"], batch["error_file_id"]} <= names
     assert server.client.delete(f"/v1/files/{file}").json()["deleted"]

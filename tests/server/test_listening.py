@@ -1,7 +1,10 @@
 """Addresses that cannot be listened on are refused in one line, before a model is loaded."""
 
 import os
+import resource
 import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from tests.server.running import running
+from tests.server.running import eventually, running
 
 from winnow import LLM
 from winnow.cli import serve
@@ -83,6 +86,32 @@ def test_a_port_that_is_taken_while_the_model_loads(llm: LLM) -> None:
         config = ServerConfig(port=server.server.servers[0].sockets[0].getsockname()[1])
         with pytest.raises(ConfigError, match="Address already in use"), bound_sockets(config):
             pass
+
+
+def test_more_connections_than_the_soft_limit(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    """The soft limit rises at start. Where even the hard one is reached, one line says so, and the loop rests."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = len(os.listdir("/proc/self/fd")) + 40
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, before[1]))
+    clients: list[socket.socket] = []
+    try:
+        with running(llm) as server:
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > low
+            resource.setrlimit(resource.RLIMIT_NOFILE, (low, before[1]))
+            address = ("127.0.0.1", server.client.base_url.port)
+            with caplog.at_level("ERROR"), suppress(OSError):
+                while True:
+                    clients.append(socket.create_connection(address, 5))
+            eventually(lambda: bool(caplog.records), "nothing was said")
+            time.sleep(1.2)
+            assert ["connections wait: Too many open files" in each.message for each in caplog.records] == [
+                True
+            ]
+            while clients:
+                clients.pop().close()
+            eventually(lambda: server.client.get("/health").status_code == 200, "it does not recover")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("name", ["host", "uds"])

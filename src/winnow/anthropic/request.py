@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Any, NoReturn
 
 from winnow.anthropic.messages import PATH
+from winnow.chat import call_arguments
 from winnow.openai.errors import invalid, unsupported
 from winnow.openai.request import append_turn
 from winnow.values.json_values import json_kind
@@ -165,7 +166,7 @@ def _assistant(blocks: list[Any], name: str) -> Record:
     for index, block in enumerate(blocks):
         place, kind = f"{name}.content[{index}]", _kind(block)
         if kind == "tool_use":
-            arguments = block.get("input")
+            arguments = call_arguments(block.get("input"))
             if not isinstance(arguments, dict):
                 _refuse(f"{place}.input", "an object", arguments)
             function = {"name": _text(block, "name", place)}

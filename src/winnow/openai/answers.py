@@ -9,6 +9,7 @@ from typing import Any
 
 import regex
 
+from winnow.chat import call_arguments
 from winnow.errors import ConfigError
 from winnow.openai.calls import CallForm, CallGrammar
 from winnow.openai.parser import AnswerParser
@@ -172,11 +173,11 @@ class AnswerReader:
 def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return one call, its arguments as JSON text, under an id of its own. Raises ValueError: it is none."""
     function = call.get("function", call)
-    name, arguments = function.get("name"), function.get("arguments", {})
+    name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
         raise ValueError("a call needs the name of a function")
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    if not isinstance(arguments, str) or call_arguments(arguments) == {}:
+        arguments = json.dumps(call_arguments(arguments), ensure_ascii=False, allow_nan=False)
     f"{name}{arguments}".encode()  # half a surrogate pair can be spelt in JSON, but not sent
     return {
         "id": f"call_{uuid.uuid4().hex[:24]}",

@@ -5,11 +5,18 @@ The machine's own counts are no guide in a container: it may have 64 cores of wh
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+try:
+    import resource
+except ImportError:  # not Unix
+    resource = None  # type: ignore[assignment]
+
 _ROOT = Path("/")
+_MOST_FILES = 2**20
 # Larger than any machine's memory: how control groups of version 1 write "no limit".
 _NO_LIMIT = 2**60
 
@@ -49,6 +56,20 @@ def host_memory(root: Path = _ROOT) -> HostMemory | None:
                 reclaimable = _numbers(group / "memory.stat").get(cache_key, 0)
                 limit, free = min(limit, most), min(free, max(0, most - used + reclaimable))
     return HostMemory(limit, free)
+
+
+def raise_open_files() -> int | None:
+    """Raise this process's soft limit of open files to the hard one, where the system lets it. Returns the limit; None:
+    the system has none, or does not tell."""
+    if resource is None:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, _MOST_FILES) if hard != resource.RLIM_INFINITY else _MOST_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def resident_bytes(root: Path = _ROOT) -> int | None:

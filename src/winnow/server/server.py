@@ -1,7 +1,9 @@
 """The process around the app: sockets, signals, and how it ends."""
 
 import asyncio
+import errno
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
@@ -11,6 +13,7 @@ from typing import Any
 import uvicorn
 
 from winnow.openai.errors import SHUTTING_DOWN, ApiError
+from winnow.process.resources import raise_open_files
 from winnow.server.app import create_app
 from winnow.server.listening import cannot_listen
 from winnow.server.service import Service
@@ -19,6 +22,9 @@ log = logging.getLogger("winnow.server")
 
 _MAX_HEADER_BYTES = 64 * 1024
 _MAX_PENDING_CONNECTIONS = 2048
+_ACCEPTED_AT_ONCE = 16
+"""asyncio reports each of these that fails, a second later again."""
+_SAID_AGAIN_SECONDS = 60.0
 _KEEP_ALIVE_SECONDS = 75
 _WRITING_SECONDS = 5
 """For what was computed to reach clients that read slowly, once the last answer has ended."""
@@ -42,7 +48,7 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
                 http="h11",  # whose limits on headers are set here
                 ws="none",
-                backlog=_MAX_PENDING_CONNECTIONS,
+                backlog=_ACCEPTED_AT_ONCE,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_WRITING_SECONDS,
                 server_header=False,
@@ -52,11 +58,16 @@ class Server(uvicorn.Server):
         self._started = started
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._said_at = -_SAID_AGAIN_SECONDS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._open_files = raise_open_files()
+        self._loop.set_exception_handler(self._handle_exception)
         try:
             await super().startup(sockets)
+            for each in sockets or ():
+                each.listen(_MAX_PENDING_CONNECTIONS)
         except OSError as error:  # another server has begun to listen there since the sockets were bound
             await self.lifespan.shutdown()
             raise cannot_listen(self._service.config, error) from None
@@ -68,6 +79,17 @@ class Server(uvicorn.Server):
                 host = f"[{config.host}]" if ":" in config.host else config.host
                 address = f"http://{host}:{self.servers[0].sockets[0].getsockname()[1]}"
             self._started(address)
+
+    def _handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say once that connections wait for a free descriptor; asyncio tries again each second."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._said_at >= _SAID_AGAIN_SECONDS:
+            self._said_at = loop.time()
+            log.error(
+                "connections wait: %s (limit of open files %s)", os.strerror(error.errno), self._open_files
+            )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal; end at once at the second Ctrl-C."""

@@ -52,13 +52,16 @@ class Directory:
     is_slow = False
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._guard = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+            self._guard = self._open_guard()
         except OSError as error:
             raise ConfigError(f"prefix_cache_dir: cannot use {path}: {error.strerror}") from None
-        self._path = path
         self._seen_at = 0
+
+    def _open_guard(self) -> int:
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(self._path / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
 
     def __str__(self) -> str:
         return str(self._path)
@@ -103,6 +106,9 @@ class Directory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from writing; a process that ends gives the lock back."""
+        if not os.fstat(self._guard).st_nlink:  # somebody deleted the directory
+            lost, self._guard = self._guard, self._open_guard()
+            os.close(lost)
         fcntl.flock(self._guard, fcntl.LOCK_EX)
         try:
             for entry in os.scandir(self._path):

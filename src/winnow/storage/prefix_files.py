@@ -17,7 +17,7 @@ from winnow.outputs import DiskTierStats
 from winnow.storage.folders import FileState, PrefixFolder
 from winnow.storage.prefix_format import FAULTS, PrefixFormat, SavedPrefix, read_header
 
-_RETRY_SECONDS = 30.0
+_RETRY_SECONDS = 10.0
 """Seconds for which a folder that failed is left alone."""
 _CLOSE_SECONDS = 3.0
 """Seconds for which closing waits for what is still to be written to another machine."""

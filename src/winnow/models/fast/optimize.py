@@ -221,7 +221,7 @@ def _pack_head(
         return
     if type(head) is not nn.Linear:
         return
-    tied = head.weight is embedding.weight
+    tied = getattr(embedding, "weight", None) is head.weight  # one in blocks, packed already, has no weight
     for make_linear in makers:
         model.set_output_embeddings(make_linear([head]))
         if not tied or _share_rows(model, kernels, trained_len) or is_file_backed(head.weight):

@@ -16,6 +16,24 @@ from winnow.values.units import format_bytes
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+# Fields that libraries read without a look at what they hold: in words, and the types.
+_TEXT, _OBJECT, _LIST = ("a text", str), ("an object", dict), ("a list", list)
+_TOKENS, _NUMBER = ("a token's number or a list of them", int, list[int]), ("a number", int, float)
+_KINDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "config.json": {
+        **dict.fromkeys(("quantization_config", "text_config", "rope_scaling", "rope_parameters"), _OBJECT),
+        **dict.fromkeys(("model_type", "dtype", "torch_dtype"), _TEXT),
+        **{"layer_types": _LIST, "eos_token_id": _TOKENS, "max_position_embeddings": _NUMBER},
+    },
+    "generation_config.json": {
+        **dict.fromkeys(("eos_token_id", "pad_token_id", "bos_token_id"), _TOKENS),
+        **{"max_new_tokens": ("a whole number", int)},
+    },
+    "tokenizer_config.json": {
+        **{"added_tokens_decoder": _OBJECT, "tokenizer_class": _TEXT, "model_max_length": _NUMBER},
+        **{"chat_template": ("a text, an object or a list of objects", str, dict, list)},
+    },
+}
 _FLOAT = "__float__"
 _FLOATS = ("Infinity", "-Infinity", "NaN")
 
@@ -31,6 +49,12 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         shown = f"{json.dumps(values):.40}"
         raise cannot_load(file.parent, f"{file.name} must hold a JSON object, got {shown}")
+    for name, (wanted, *kinds) in _KINDS.get(file.name, {}).items():
+        value = values.get(name)
+        of_list = isinstance(value, list) and all(type(each) is int for each in value) and list[int] in kinds
+        if value is not None and type(value) not in kinds and not of_list:
+            reason = f"{file.name}: {name} must be {wanted}, got {json.dumps(value):.80}"
+            raise cannot_load(file.parent, reason)
     return values
 
 
@@ -44,7 +68,7 @@ def _special_float(values: dict[str, Any]) -> Any:
 
 _COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
 )  # fmt: skip
 """Counts of a configuration; those that it names must be whole numbers above 0."""
 _EPSILONS = (

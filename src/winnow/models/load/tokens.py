@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.eviction import PAPER_POOL
-from winnow.models.load.damage import cannot_load, first_line
+from winnow.models.load.damage import cannot_load, first_line, read_object
 from winnow.process.digest import TOKENIZER_FILES
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedToke
         return None
     import transformers
 
+    if (path / "tokenizer_config.json").is_file():
+        read_object(path / "tokenizer_config.json")
     try:
         kind: Any = getattr(transformers, class_name or "AutoTokenizer", None)
         if class_name is not None and not _is_tokenizer(kind):

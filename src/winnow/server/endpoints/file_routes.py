@@ -36,11 +36,15 @@ def add_file_routes(app: FastAPI, batches: Batches) -> None:
 
     @add_route(app, "GET", FILES)
     async def list_files(
-        request: Request, purpose: str | None = None, limit: str = "100", after: str | None = None
+        request: Request,
+        purpose: str | None = None,
+        limit: str = "100",
+        after: str | None = None,
+        order: str = "desc",
     ) -> Response:
-        """List the tenant's files, newest first."""
+        """List the tenant's files, newest first unless `order` is asc."""
         found = store.records("file", request.state.tenant)
-        return page([each for each in found if purpose in (None, each["purpose"])], limit, after)
+        return page([each for each in found if purpose in (None, each["purpose"])], limit, after, order)
 
     @add_route(app, "GET", f"{FILES}/{{name}}")
     async def get_file(request: Request, name: str) -> Response:
@@ -80,8 +84,11 @@ def add_file_routes(app: FastAPI, batches: Batches) -> None:
         return JSONResponse(public(await batches.cancel(name, request.state.tenant)))
 
 
-def page(records: Sequence[Record], limit: str, after: str | None) -> Response:
-    """Return the part of a list that a query asks for. Raises ApiError: the query asks for none."""
+def page(records: Sequence[Record], limit: str, after: str | None, order: str = "desc") -> Response:
+    """Return the part of a list, newest first, that a query asks for. Raises ApiError: the query asks for none."""
+    if order not in ("asc", "desc"):
+        raise invalid("order", f"must be asc or desc, got {order!r:.80}")
+    records = records if order == "desc" else records[::-1]
     if not limit.isdecimal() or not 1 <= int(limit[:10]) <= _MAX_PAGE:
         raise invalid("limit", f"must be between 1 and {_MAX_PAGE}, got {limit!r:.80}")
     if after is not None:

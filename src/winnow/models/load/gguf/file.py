@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("gguf", "accelerate")
 _MAGIC = b"GGUF"
+# Lists that a tokenizer is made of, by its kind.
+_NEEDED = {"gpt2": ("merges",), "llama": ("scores",)}
 # Tokens that end an answer or a turn.
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Architectures by transformers' names, where they differ from llama.cpp's by more than a dash.
@@ -80,7 +82,9 @@ class GgufFile:
             if size < (end := header.end(part)):
                 raise cannot_load(part, f"it is cut short: its tensors end at byte {end}, and it has {size}")
         count = header.values.get("split.count", 1)
-        if count != len(parts):
+        if type(count) is not int or count < 0:
+            raise cannot_load(path, f"split.count must be a whole number, got {count!r:.80}")
+        if max(count, 1) != len(parts):
             raise cannot_load(
                 path, f"it is one of {count} parts, and must be named NAME-00001-of-{count:05}.gguf"
             )
@@ -175,6 +179,10 @@ class GgufFile:
             return None
         from winnow.models.load.gguf.tokenizer import read_tokenizer
 
+        needed = ["tokens", *_NEEDED.get(self._values["tokenizer.ggml.model"], ())]
+        for key in (f"tokenizer.ggml.{name}" for name in needed):
+            if not isinstance(self._values.get(key), list):
+                raise cannot_load(self.path, f"its tokenizer is not usable: it lacks {key}")
         try:
             with self.reading():
                 return read_tokenizer(self.path.parent, self._file, self._values)
@@ -186,9 +194,10 @@ class GgufFile:
 
         # Not the configuration's: the class's default stands there, which may be any token of this file.
         keys = [key for name in _ENDS if self._values.get(key := f"tokenizer.ggml.{name}") is not None]
+        size = config.get_text_config().vocab_size
         for key in keys:
-            if type(self._values[key]) is not int:
-                reason = f"{key} must be a token's number, got {self._values[key]!r:.80}"
+            if type(self._values[key]) is not int or not 0 <= self._values[key] < size:
+                reason = f"{key} must be a token's number below {size}, got {self._values[key]!r:.80}"
                 raise cannot_load(self.path, reason)
         return [*(self._values[key] for key in keys), *turn_ends(self._values)]
 

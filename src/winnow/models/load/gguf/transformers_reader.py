@@ -32,6 +32,11 @@ _STRING, _ARRAY = 8, 9
 # Kinds of values of a fixed size, as `struct` and the format number them.
 _FIXED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_DIMS = 4
+_BY_LAYER = (
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("feed_forward_length", "rope.dimension_count"),
+)
+"""Keys that may hold a number, or one for each layer."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,8 @@ class GgufHeader:
             if data[: len(MAGIC)] != MAGIC:
                 raise ValueError("it does not begin with GGUF")
             version, num_tensors, num_values = cursor.unpack("<IQQ")
+            if not version & 0xFFFF:
+                raise ValueError("its numbers are big-endian, and little-endian files alone are read")
             if version not in _VERSIONS:
                 raise ValueError(f"its version must be {' or '.join(map(str, _VERSIONS))}, is {version}")
             values: dict[str, Any] = {}
@@ -91,6 +98,10 @@ class GgufHeader:
                 if key in values:
                     raise ValueError(f"it holds {key!r} twice")
                 values[key], kinds[key] = cursor.value()
+            for key in (f"{values.get('general.architecture')}.{name}" for name in _BY_LAYER):
+                given = values.get(key)
+                if isinstance(given, list) and len(set(given)) == 1:  # one for each layer, all the same
+                    values[key], kinds[key] = given[0], kinds[key][1:]
             places = [_read_place(cursor) for _ in range(num_tensors)]
             alignment = values.get("general.alignment", 32)
             if type(alignment) is not int or alignment < 1:
