@@ -78,23 +78,6 @@ def lost_tasks(model: str | Path | None, policy: str, compression: float) -> lis
     return sorted((e for e in nearest.values() if e.share < MIN_SHARE), key=lambda each: each.share)
 
 
-def best_known(
-    model: str | Path | None, compression: float, usual: str, policies: Collection[str]
-) -> str | None:
-    """Return which of the policies keeps most answers on a model where it keeps least, the question seen. It must have
-    been measured on every task that `usual` was; None: `usual` was not measured itself."""
-    shares: dict[str, dict[str, float]] = {}
-    for each in record():
-        if each.question == "seen" and each.is_of(model) and abs(each.compression / compression - 1) <= _SAME:
-            shares.setdefault(each.policy, {})[each.task] = each.share
-    if usual not in shares:
-        return None
-    tasks = shares[usual].keys()
-    measured = {name: min(found[t] for t in tasks) for name, found in shares.items() if tasks <= found.keys()}
-    ranked = {name: least for name, least in measured.items() if name == usual or name in policies}
-    return max(ranked, key=ranked.__getitem__)
-
-
 def share_range(rows: Collection[KnownAccuracy]) -> str:
     """Return shares as text, least to most where they differ: "0.17 to 0.93"."""
     least, most = (f"{pick(each.share for each in rows):.2f}" for pick in (min, max))

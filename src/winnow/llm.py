@@ -12,17 +12,16 @@ from torch import get_num_threads
 
 from winnow.cache.memory import release_cached
 from winnow.chat import Message, TemplateOptions, TokenizedPrompt
-from winnow.config import AUTO, EngineConfig
+from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.driver import EngineDriver, Mailbox, OutputStream
 from winnow.engine.engine import Engine
 from winnow.engine_client import EngineClient
 from winnow.errors import ConfigError, InvalidRequestError
-from winnow.eviction import KEYS, PRESETS, SEEN, UNKNOWN_MODEL, resolve_policy
+from winnow.eviction import resolve_policy
 from winnow.executor.build import build_engine, load_ranks, open_team, with_device_memory
 from winnow.extras import GET_THE_LAB
 from winnow.inspect import Inspection, KeptTokens
-from winnow.known_accuracy import best_known
 from winnow.media import MediaLoader
 from winnow.models import PlainModel, load_plain_model
 from winnow.models.load.memory import weight_bytes
@@ -64,7 +63,7 @@ class LLM(EngineClient):
     """
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
-        self.config = _with_known_policy(EngineConfig.from_options({"model": model, **options}))
+        self.config = EngineConfig.from_options({"model": model, **options})
         require_usable_torch(self.config.model.device)
         set_threads(self.config.model.threads, self.config.model.tensor_parallel_size)
         self._team_wait = TeamWait()
@@ -308,26 +307,6 @@ class LLM(EngineClient):
         request = self.new_request(prompt, params or self.get_default_sampling_params(), **options)
         self.driver.submit([request], box)
         return OutputStream(self.driver, box)
-
-
-def _with_known_policy(config: EngineConfig) -> EngineConfig:
-    """Return the options with the policy that keeps most answers on this model, where one is left to us and known.
-
-    Policies that judge by what is stored are compared with what `auto` takes (keys, else a window): rounds come late,
-    and the question may stand far before what watches queries.
-    """
-    if config.eviction.compression != AUTO or config.eviction.eviction is not None:
-        return config
-    late = []
-    for name, preset in PRESETS.items():
-        policy, score = preset.policy, preset.policy.score
-        if {policy.observes[False], score.replay, policy.compact} == {None}:
-            late.append(name)
-    model, most = config.model.model, UNKNOWN_MODEL.auto_compression
-    known = best_known(model, most, KEYS, late) or best_known(model, most, SEEN, late)
-    if known in (None, KEYS, SEEN):
-        return config
-    return replace(config, eviction=replace(config.eviction, eviction=known))
 
 
 def _session(name: str | None, num_prompts: int = 1) -> SessionRequest | None:

@@ -15,6 +15,7 @@ from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
     SEEN,
+    SENTENCE,
     UNKNOWN_MODEL,
     EvictionPolicy,
     Instruction,
@@ -178,7 +179,7 @@ class Admission:
         return requested_eviction(self._config.eviction, params, self._model.traits)
 
     def _substitutes(self, asked: list[ResolvedPolicy]) -> Iterator[list[ResolvedPolicy]]:
-        for name in (SEEN, FULL):
+        for name in (SEEN, SENTENCE, FULL):
             [other] = self._resolve(SamplingParams(eviction=name))
             if other.policy.score.num_accumulators <= self._ledger.layout.num_accumulators:
                 yield [replace(each, name=name, policy=other.policy) for each in asked]

@@ -8,6 +8,7 @@ from torch import Tensor
 from winnow import native
 from winnow.attention import Smoothing
 from winnow.attention.backends import BACKENDS
+from winnow.attention.observer import smooth
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.signals import KeyDirections, RotationTable
 from winnow.native import native_kernels
@@ -74,6 +75,14 @@ class RowKernels:
             score.shape[-1], smoothing.size, smoothing.kind == "max", pooled.data_ptr(), self._threads,
         )  # fmt: skip
         return pooled
+
+
+def pool_rows(score: Tensor, rows: LayerRows, smoothing: Smoothing) -> Tensor:
+    """Return `score`, float32 [B, H, N], at least 0, pooled over neighbours of the rows; arbitrary where not valid."""
+    kernels = RowKernels.of(rows)
+    if kernels is not None:
+        return kernels.pooled(score, smoothing)
+    return smooth(score[:, :, None], rows.position, rows.valid, smoothing)[:, :, 0]
 
 
 def key_difference_kernel(

@@ -13,6 +13,7 @@ from winnow.eviction.scores import (
     Average,
     BelowAverage,
     ByKeyDeviation,
+    BySentence,
     Cumulative,
     KeyDeviation,
     KeyDifference,
@@ -53,12 +54,17 @@ _LEVERAGE = EvictionPolicy(
     Keep(recent=16),
     When(after_prefill=True, pressure=True),
 )
-# KV-Compress with a window that ends with the question, and pooling as wide as the papers' in text.
-_SEEN = replace(
+# KV-Compress with a window that ends with the question, and pooling as wide as the papers' in text. No round of another
+# sequence is joined: an answer must not depend on who arrives later.
+_WINDOW = replace(
     _KV_COMPRESS,
     score=Window(32, 2, Smoothing(7, "max", by_text=True), continual=True, skip_template=True),
     keep=Keep(sinks=4, recent=32),
+    when=When(after_prefill=True, pressure=True),
 )
+_BY_SENTENCE = BySentence(Window(32, 2, continual=True, skip_template=True), pool=_WINDOW.pool)
+_SENTENCE = replace(_WINDOW, score=_BY_SENTENCE)
+_SEEN = replace(_WINDOW, score=ByKeyDeviation(_BY_SENTENCE, power=0.25))
 _ONCE = When(after_prefill=True)
 _KVZIP = EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE)
 _KVZIP_PART = replace(_KVZIP, score=Reconstruction(asked=Replay(chunk=512, own_part=True)))
@@ -69,15 +75,22 @@ KEYS = "winnow-keys"
 """The preset for every prompt, whatever is asked of it later."""
 SEEN = "winnow-seen"
 """The preset for prompts that end with their question."""
+SENTENCE = "winnow-sentence"
+"""The same for models of few rows, or whose rotation of keys is not known."""
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
-    COMPRESSING: Preset(_SEEN, "winnow-seen; winnow-keys where questions come later, or with auto"),
-    SEEN: Preset(_SEEN, "Winnow's own: KV-Compress with a window that ends with the question"),
-    "winnow-seen-keys": Preset(
-        replace(_SEEN, score=ByKeyDeviation(_SEEN.score, power=0.25)),
-        "Winnow's own: the fourth root of winnow-seen times winnow-keys",
+    COMPRESSING: Preset(
+        _SEEN, "winnow-seen or winnow-sentence, by the model; winnow-keys where questions come later"
     ),
+    SEEN: Preset(
+        _SEEN,
+        "Winnow's own: the fourth root of winnow-sentence times winnow-keys, for a question that is seen",
+    ),
+    SENTENCE: Preset(
+        _SENTENCE, "Winnow's own: winnow-window, or a share of the largest score of the sentence"
+    ),
+    "winnow-window": Preset(_WINDOW, "Winnow's own: KV-Compress with a window that ends with the question"),
     KEYS: Preset(
         _KEYS, "Winnow's own: keys before rotation unlike the mean of all seen; whatever is asked later"
     ),

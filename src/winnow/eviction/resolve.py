@@ -8,7 +8,7 @@ from winnow.config import AUTO, COMPRESSING, EvictionConfig
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction.budgets import AdaptiveRows
 from winnow.eviction.policy import EvictionPolicy, Keep, When
-from winnow.eviction.presets import KEYS, SEEN, find_preset
+from winnow.eviction.presets import KEYS, SEEN, SENTENCE, find_preset
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.sequence import SequenceEviction
 from winnow.values.eviction_request import OWN_AMOUNT, Amount, EvictionRequest
@@ -32,16 +32,15 @@ class ModelTraits:
     num_rows: int | None = None
 
     @property
-    def auto_compression(self) -> float:
-        """Compression of `compression=auto` where memory is short (docs/results/payoff.md has what answers cost).
-
-        Where a few rows carry all that is far away, no score known keeps it beyond 2x (docs/results/gemma.md).
-        """
-        return 8.0 if self.num_rows is None or self.num_rows >= _FEW_ROWS else 2.0
+    def few_rows(self) -> bool:
+        """Return whether a few rows carry all that is far away, as in models with windows in most layers."""
+        return self.num_rows is not None and self.num_rows < _FEW_ROWS
 
 
 UNKNOWN_MODEL = ModelTraits()
 _FEW_ROWS = 8
+AUTO_COMPRESSION = 8.0
+"""Most compression of `compression=auto`, where memory is short (docs/which-policy.md has what answers cost)."""
 _DEFAULT_COMPRESSION = 4.0
 
 
@@ -133,8 +132,7 @@ def resolve_policy(
     if isinstance(chosen, EvictionPolicy):
         name, policy, default_budget = OWN, chosen, None
     elif isinstance(chosen, str):
-        late = config.compression == AUTO
-        name = concrete_preset(chosen, traits, asked_later=asked_later or (late and traits.knows_rotation))
+        name = concrete_preset(chosen, traits, asked_later=asked_later)
         preset = find_preset(name)
         policy, default_budget = preset.policy, preset.kv_budget
     else:
@@ -145,7 +143,7 @@ def resolve_policy(
     pool = None if policy.when.never else config.pool
     policy, amount = policy.with_pool(traits.text_pool, pool), config.amount
     if config.compression == AUTO:
-        policy, amount = _late(name, policy), Amount(traits.auto_compression)
+        policy, amount = _late(name, policy), Amount(AUTO_COMPRESSION)
     return ResolvedPolicy(name, policy, default_budget, amount, config.kv_floor)
 
 
@@ -164,13 +162,13 @@ def as_policy(chosen: Any) -> Any:
 def concrete_preset(name: str, traits: ModelTraits = UNKNOWN_MODEL, *, asked_later: bool) -> str:
     """Return the preset that a name stands for: itself, but for `winnow`.
 
-    That is a window where the question is seen, and keys where it comes later; for models whose rotation of keys is not
-    known a replay.
+    Where the question is seen, that is its window by the sentence, times keys where there are many rows of them; where
+    it comes later keys, and a replay for models whose rotation of keys is not known.
     """
     if name != COMPRESSING:
         return name
     if not asked_later:
-        return SEEN
+        return SENTENCE if traits.few_rows or not traits.knows_rotation else SEEN
     return KEYS if traits.knows_rotation else "kvzip"
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from winnow.attention import PagedCache
 from winnow.cache.layout import ceil_div
 from winnow.eviction.signals import KeyDirections, RotationTable, Signals
+from winnow.eviction.text_units import Unit
 from winnow.process.ranks import ALONE, Ranks
 
 
@@ -65,6 +66,7 @@ class RoundRows:
         self.block, self.length = self.block.long(), length.contiguous()
         self.position = cache.pool.numbers.positions_of(self.block)
         self.protected = self._kept_positions().logical_and_(self.valid)
+        self._text_units: dict[Unit, Tensor] = {}
 
     @property
     def missing(self) -> int:
@@ -84,6 +86,14 @@ class RoundRows:
 
     def layer(self, index: int) -> "LayerRows":
         return LayerRows(self, index)
+
+    def text_units(self, unit: Unit) -> Tensor:
+        """Return the number of the sentence or word of each position, int64 [B, positions]; found once a round."""
+        if unit not in self._text_units:
+            assert self.signals is not None, "rows of an engine have them"
+            found = self.signals.text_units(self.round.slots, unit, self.round.num_positions)
+            self._text_units[unit] = found
+        return self._text_units[unit]
 
     def together(self, *, rotated: bool) -> "LayerRows | None":
         """Return the rows of all layers as if they were one layer's, [L * B, H, N], for kernels that score single rows.
@@ -196,6 +206,21 @@ class LayerRows:
     def rotation_table(self) -> RotationTable:
         """Return the rotation of keys at the positions of all KVs. Requires `Needs(rotation=True)`."""
         return self._signals.rotation_table(self.layer, self.round.num_positions)
+
+    @property
+    def sentence(self) -> Tensor:
+        """The number of each KV's sentence, int64 [B, H, N], arbitrary where not valid. Requires
+        `Needs(sentences=True)`."""
+        return self.text_unit("sentence")
+
+    @property
+    def word(self) -> Tensor:
+        """The number of each KV's word, as `sentence`."""
+        return self.text_unit("word")
+
+    def text_unit(self, unit: Unit) -> Tensor:
+        of_position = self._rows.text_units(unit)[:, None].expand(-1, self.position.shape[1], -1)
+        return of_position.gather(2, self.position.masked_fill(~self.valid, 0).long())
 
     def probe(self, kind: type[P]) -> P:
         """Return a probe. Requires `Needs(probes=...)` with it."""

@@ -40,6 +40,9 @@ class SequenceEviction:
     """Replay passes that run behind the context before its round, one by one; the KVs of each are dropped."""
     uncut: tuple[tuple[int, int], ...] = ()
     """Runs of tokens within which there is no round (`PromptImage.two_way`): it comes behind them."""
+    first_budget: int | None = None
+    """KVs per row that the round after the prompt leaves under a late policy, at least `budget`, which rounds that
+    make room go down to; None: no round follows the prompt because it ended."""
     after: "SequenceEviction | None" = None
     """Rule, as `snapshots` gives it, of the round whose KVs it compresses once more; None: there is none."""
 
@@ -58,6 +61,11 @@ class SequenceEviction:
     def at(self, compression: float) -> "SequenceEviction":
         """Return the same with a budget of one KV for `compression` tokens of the context, at least its own budget."""
         return replace(self, budget=max(self.budget, ceil(self.context_len / compression)))
+
+    @property
+    def first(self) -> "SequenceEviction":
+        """The same with the budget of the round after the prompt."""
+        return self if self.first_budget is None else replace(self, budget=self.first_budget)
 
     @property
     def limit(self) -> int:
@@ -135,6 +143,8 @@ class SequenceEviction:
 
     def round_due(self, computed: int, last_round: int, mean_kvs: float) -> bool:
         """Return whether a round is due before the next tokens. Arguments as above."""
+        if self.first_budget is not None and computed == self.context_len:
+            return computed != last_round and mean_kvs > self.first_budget
         if computed == last_round or mean_kvs <= self.target:
             return False
         when = self.policy.when

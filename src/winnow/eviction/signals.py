@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionSpec
+from winnow.eviction.text_units import Unit
 from winnow.process.ranks import Ranks
 
 
@@ -19,6 +20,8 @@ class Needs:
     """Classes of what is kept of the context's queries, keys and values (`winnow.eviction.Probe`)."""
     rotation: bool = False
     """The rotation of keys."""
+    sentences: bool = False
+    """Where sentences and words of the text begin. Without a tokenizer each sentence is as long as any may be."""
 
 
 class KeyDirections(NamedTuple):
@@ -82,6 +85,9 @@ class Signals(Protocol):
 
     def probe(self, kind: type[Any]) -> Any:
         """Return the probe of a class that a policy named."""
+
+    def text_units(self, slots: Sequence[int], unit: Unit, positions: int) -> Tensor:
+        """Return the number of the sentence or word of each position below `positions`, int64 [B, positions]."""
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         """Rotate keys, float32 [..., d], by `difference` positions, [...]."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence as SequenceType
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -12,9 +13,11 @@ from winnow.engine.plan import StepPlan
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import EvictionPolicy, KeyDirections, RotationTable
 from winnow.eviction.probes import Probe, Watched, probes_of
+from winnow.eviction.text_units import TextMarks, Unit
 from winnow.executor.occupants import Occupants
 from winnow.models import LoadedModel
 from winnow.models.bind.rotation import ModelRotation
+from winnow.sampling.token_table import TokenTable
 
 _Sums = dict[int, KeyDirections]
 """By layer: of one sequence, without the dimension of sequences."""
@@ -93,6 +96,8 @@ class EngineSignals:
         self.key_directions, self.keep_key_directions = self.directions.of, self.directions.keep
         self.model = model
         self._occupants = occupants
+        tokens = None if model.tokenizer is None else TokenTable(model.tokenizer)
+        self._marks = TextMarks(str if tokens is None else tokens.text_of, model.vocab_size)
 
     def prepare(self, policy: EvictionPolicy) -> list[Probe]:
         """Check that the model has what a policy needs. Returns its probes that are new. Raises UnsupportedModelError:
@@ -125,6 +130,13 @@ class EngineSignals:
                     found.append((self.probes[kind], some))
             first = end
         return tuple(found)
+
+    def text_units(self, slots: SequenceType[int], unit: Unit, positions: int) -> Tensor:
+        found = np.zeros((len(slots), positions), dtype=np.int64)
+        for row, slot in zip(found, slots, strict=True):
+            units = getattr(self._marks.units(self._occupants[slot].token_ids[:positions]), unit)
+            row[: len(units)] = units
+        return torch.from_numpy(found).to(self.device)
 
     def rotation_table(self, layer: int, positions: int) -> RotationTable:
         return self._rotation.table(layer, positions)

@@ -115,11 +115,10 @@ class Room:
         if not sequence.is_decoding or sequence.before_replay_round:
             return max(sequence.peak_blocks(layout, ahead=layout.block_size) - held, 0)
         # The peak of its prompt is behind it.
-        num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
-        if eviction is None or eviction.policy.when.late:
-            most = layout.blocks_seen(num_tokens)
-        else:
-            most = eviction.decode_blocks(layout, num_tokens)
+        num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.sure_eviction
+        most = (
+            layout.blocks_seen(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
+        )
         return min(max(most - held, 0), layout.rows_per_seq)
 
 

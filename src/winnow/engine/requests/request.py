@@ -225,12 +225,15 @@ class Sequence:
         evictions = self.request.evictions
         return evictions[self.index if len(evictions) > 1 else 0]
 
-    def decide(self, *, late: bool) -> None:
-        """Decide, before it starts, whether a late policy holds."""
+    def decide(self, compression: float | None) -> None:
+        """Decide, before it starts, whether a late policy holds, and to what it compresses the prompt; None: it does
+        not."""
         asked = self.asked_eviction
         if asked is not None and asked.policy.when.late:
-            eviction = asked if late else None
-            if eviction is not self.eviction:
+            eviction = None
+            if compression is not None:
+                eviction = replace(asked, first_budget=asked.at(compression).budget)
+            if eviction != self.eviction:
                 self.eviction, self.prefix = eviction, None
 
     @property
@@ -309,6 +312,14 @@ class Sequence:
             return True
         return not self.kv.replayed and len(layout.evictable) < layout.num_layers
 
+    @property
+    def sure_eviction(self) -> SequenceEviction | None:
+        """Its eviction as far as its rounds come for certain; None: none does."""
+        eviction = self.eviction
+        if eviction is None or not eviction.policy.when.late:
+            return eviction
+        return None if eviction.first_budget is None else eviction.first
+
     def longest_row(self, layout: CacheLayout) -> int:
         if self.request.reserved_tokens is not None:
             return max(self.request.reserved_tokens, self.num_tokens)
@@ -320,8 +331,8 @@ class Sequence:
         """Return the most blocks that it holds until all its tokens and `ahead` further ones are computed. It continues
         from `state`; None: its own."""
         num_tokens, state = self.num_tokens + ahead, state or self.kv
-        reserved, eviction = self.request.reserved_tokens, self.eviction
-        if eviction is None or eviction.policy.when.late:  # which counts on no round
+        reserved, eviction = self.request.reserved_tokens, self.sure_eviction
+        if eviction is None:
             most = layout.blocks_seen(num_tokens) if reserved is None else 0
         elif state.last_round >= eviction.context_len:  # the whole context, and a replay behind it, is over
             most = eviction.decode_blocks(layout, num_tokens)

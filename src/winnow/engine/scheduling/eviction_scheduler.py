@@ -135,7 +135,10 @@ class EvictionScheduler:
             return step
         if self._max_kvs is not None and int(self._ledger.lengths[slots].sum()) > self._max_kvs:
             return step
-        evictions = tuple(PlannedEviction(slot, ends[s]) for slot, s in zip(slots, due, strict=True))
+        evictions = tuple(
+            PlannedEviction(slot, ends[s], _asked(s, None, ends[s]))
+            for slot, s in zip(slots, due, strict=True)
+        )
         return replace(step, plan=replace(step.plan, evictions=evictions), evicting=tuple(due))
 
     def note(self, step: ScheduledStep, kept: IntArray | None) -> None:
@@ -241,7 +244,10 @@ class EvictionScheduler:
         slots = [s.kv.running_slot for s in leaders]
         planned = tuple(
             PlannedEviction(
-                slot, s.kv.num_computed, _asked(s, step), tuple(each.kv.running_slot for each in same[s])
+                slot,
+                s.kv.num_computed,
+                _asked(s, step, s.kv.num_computed),
+                tuple(each.kv.running_slot for each in same[s]),
             )
             for slot, s in zip(slots, leaders, strict=True)
         )
@@ -276,9 +282,11 @@ def at_step(sequence: Sequence, step: float | None) -> SequenceEviction:
     return eviction.at(step) if step is not None and eviction.policy.when.late else eviction
 
 
-def _asked(sequence: Sequence, step: float | None) -> int | None:
-    """Return the budget of such a round if it is not the sequence's own."""
+def _asked(sequence: Sequence, step: float | None, computed: int) -> int | None:
+    """Return the budget of such a round, after `computed` tokens, if it is not the sequence's own."""
     eviction = at_step(sequence, step)
+    if step is None and computed == eviction.context_len:
+        eviction = eviction.first
     return None if eviction is sequence.eviction else eviction.budget
 
 

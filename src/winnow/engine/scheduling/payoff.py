@@ -6,7 +6,7 @@ from winnow.engine.plan import StepPlan
 from winnow.engine.requests.request import RoundTally, Sequence
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.running import Running
-from winnow.eviction import SequenceEviction
+from winnow.eviction import LATE_STEPS, SequenceEviction
 from winnow.outputs import CompressionOutlook
 
 # What an observation weighs after each later one: about the last hundred count.
@@ -15,6 +15,8 @@ _MEMORY = 0.99
 _OUTLOOK_EVERY = 8
 # Part of the prompts' tokens found in the prefix cache above which they are said to begin alike.
 _SHARED = 0.2
+# Part of the largest gain for which fewer KVs need not go.
+_NEARLY = 0.95
 # Tokens of an answer for which no limit was asked, before any has ended.
 _USUAL_ANSWER = 256
 
@@ -34,6 +36,7 @@ class CompressionDecisions:
         # full of them whether many sequences hold few or few hold many.
         self._times = Fit(_MEMORY)
         self._is_short = False
+        self._compression: float | None = None
 
     def note_start(self, sequence: Sequence, waiting: WaitingQueue, running: Running) -> None:
         """Look at memory as a sequence may start; a late policy holds for it if others lack memory."""
@@ -42,10 +45,10 @@ class CompressionDecisions:
             return
         self._is_short = self._memory.room.is_short(waiting, running)
         if self._is_short and self.num_short_starts % _OUTLOOK_EVERY == 0:
-            self.outlook = self._look(sequence, asked, len(waiting) + len(running), running.mean_answer)
+            self._choose(sequence, asked, len(waiting) + len(running), running.mean_answer)
         for each in sequence.request.sequences:
             if each.kv.slot is None:
-                each.decide(late=self._is_short and self._pays)
+                each.decide(self._compression if self._is_short and self._pays else None)
 
     def allows(self, sequence: Sequence) -> bool:
         """Return whether a running sequence may shrink to admit others: under late policies if it pays."""
@@ -68,6 +71,19 @@ class CompressionDecisions:
     def record(self, plan: StepPlan, seconds: float) -> None:
         if plan.num_tokens == len(plan.entries):  # other steps are no measure of decoding
             self._times.add(1, plan.num_tokens, seconds)
+
+    def _choose(self, sequence: Sequence, eviction: SequenceEviction, most: int, usual: int | None) -> None:
+        """Choose to what prompts are compressed: the least that all who wait, or nearly all of the gain, ask for."""
+        own = eviction.context_len / eviction.target
+        steps = [*(step for step in LATE_STEPS if step < own), own] if eviction.policy.when.late else [own]
+        looks = [self._look(sequence, eviction.at(step), most, usual) for step in steps]
+        gains = [each.gain for each in looks if each.gain is not None]
+        enough = [
+            each.num_compressed >= most if each.gain is None else each.gain >= _NEARLY * max(gains)
+            for each in looks
+        ]
+        index = enough.index(True) if True in enough else -1
+        self.outlook, self._compression = looks[index], steps[index]
 
     def _look(
         self, sequence: Sequence, eviction: SequenceEviction, most: int, usual: int | None

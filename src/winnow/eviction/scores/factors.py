@@ -1,38 +1,27 @@
-"""Scorers that multiply another one by the size of a KV's contribution to the output."""
+"""Scorers on top of another one: by the sentence, or times the size of a KV's contribution to the output."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from winnow.attention import AttentionObserver, Smoothing
 from winnow.errors import ConfigError
+from winnow.eviction.kernels import pool_rows
 from winnow.eviction.replay import Replay
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.scores.keys import KeyDeviation
 from winnow.eviction.signals import Needs
+from winnow.eviction.text_units import Unit
 
 
 @dataclass(frozen=True)
-class Factor(Scorer):
-    """(inner score + epsilon)^power times a factor of each KV. All else is delegated to `inner`."""
+class Derived(Scorer):
+    """A score from that of `inner`, to which all else is delegated."""
 
     inner: Scorer
-    epsilon: float = 0.0
-    """Added to the score, so that KVs with equal scores are ordered by the factor. Attention is about 1 / tokens
-    each."""
-    power: float = 1.0
-    """Exponent of the score; below 1 the factor counts for more."""
-
-    def __post_init__(self) -> None:
-        if not self.inner.factors:
-            name = type(self.inner).__name__
-            raise ConfigError(f"{name} may be below 0 or is no amount: it cannot be multiplied")
-        if not self.epsilon >= 0.0:
-            raise ConfigError(f"epsilon must be at least 0, got {self.epsilon}")
-        if not self.power > 0.0:
-            raise ConfigError(f"power must be above 0, got {self.power}")
 
     @property
     def num_accumulators(self) -> int:  # type: ignore[override]
@@ -55,13 +44,6 @@ class Factor(Scorer):
         return self.inner.replay
 
     @property
-    def pool(self) -> Smoothing | None:
-        return getattr(self.inner, "pool", None)
-
-    def with_pool(self, pool: Smoothing) -> "Factor":
-        return replace(self, inner=self.inner.with_pool(pool))
-
-    @property
     def before_template(self) -> bool:
         return self.inner.before_template
 
@@ -71,6 +53,69 @@ class Factor(Scorer):
     @property
     def resets_accumulators(self) -> bool:
         return self.inner.resets_accumulators
+
+
+@dataclass(frozen=True)
+class BySentence(Derived):
+    """The larger of a score, pooled over neighbours, and a share of the largest score within the KV's sentence.
+
+    A question's attention falls on the first tokens of the fact that it asks for; the rest of the sentence is worth
+    what its beginning is. Method and measurements: docs/eviction.md.
+    """
+
+    share: float = 0.25
+    unit: Unit = "sentence"
+    pool: Smoothing | None = None
+    """Takes the place of the inner scorer's, which must not pool: what is pooled leaves its sentence."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.share <= 1.0:
+            raise ConfigError(f"share must be above 0 and at most 1, got {self.share}")
+        if getattr(self.inner, "pool", None) is not None or not self.inner.factors:
+            name = type(self.inner).__name__
+            raise ConfigError(f"{name} pools, or may be below 0: BySentence pools what is at least 0 itself")
+        if self.pool is not None and (self.pool.per_query_head or self.pool.skip_window):
+            raise ConfigError("BySentence pools rows: its pool takes neither per_query_head nor skip_window")
+
+    @property
+    def needs(self) -> Needs:
+        return replace(self.inner.needs, sentences=True)
+
+    def score(self, rows: LayerRows) -> Tensor:
+        score = self.inner.score(rows)
+        pooled = score if self.pool is None else pool_rows(score, rows, self.pool)
+        unit = rows.text_unit(self.unit)
+        largest = torch.zeros_like(score).scatter_reduce_(
+            2, unit, score.masked_fill(~rows.valid, 0.0), "amax"
+        )
+        return torch.maximum(pooled, largest.gather(2, unit).mul_(self.share))
+
+
+@dataclass(frozen=True)
+class Factor(Derived):
+    """(inner score + epsilon)^power times a factor of each KV."""
+
+    epsilon: float = 0.0
+    """Added to the score, so that KVs with equal scores are ordered by the factor. Attention is about 1 / tokens
+    each."""
+    power: float = 1.0
+    """Exponent of the score; below 1 the factor counts for more."""
+
+    def __post_init__(self) -> None:
+        if not self.inner.factors:
+            name = type(self.inner).__name__
+            raise ConfigError(f"{name} may be below 0 or is no amount: it cannot be multiplied")
+        if not self.epsilon >= 0.0:
+            raise ConfigError(f"epsilon must be at least 0, got {self.epsilon}")
+        if not self.power > 0.0:
+            raise ConfigError(f"power must be above 0, got {self.power}")
+
+    @property
+    def pool(self) -> Smoothing | None:
+        return getattr(self.inner, "pool", None)
+
+    def with_pool(self, pool: Smoothing) -> "Factor":
+        return replace(self, inner=self.inner.with_pool(pool))
 
     def score(self, rows: LayerRows) -> Tensor:
         score = self.inner.score(rows) + self.epsilon

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from winnow.attention import Smoothing
-from winnow.attention.observer import smooth
 from winnow.errors import ConfigError
-from winnow.eviction.kernels import RowKernels, key_difference_kernel
+from winnow.eviction.kernels import RowKernels, key_difference_kernel, pool_rows
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.signals import KeyDirections, Needs
@@ -150,12 +149,10 @@ class Leverage(Scorer):
         kernels = None if self.unrotated else RowKernels.of(rows)
         if kernels is not None:
             score = kernels.leverage(self.ridge)
-            return score if self.pool is None else kernels.pooled(score, self.pool)
-        keys = rows.unrotated_keys() if self.unrotated else rows.keys()
-        score = ridge_leverage(keys, rows.valid, self.ridge)
-        if self.pool is None:
-            return score
-        return smooth(score[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
+        else:
+            keys = rows.unrotated_keys() if self.unrotated else rows.keys()
+            score = ridge_leverage(keys, rows.valid, self.ridge)
+        return score if self.pool is None else pool_rows(score, rows, self.pool)
 
 
 def ridge_leverage(keys: Tensor, counted: Tensor, ridge: float) -> Tensor:
