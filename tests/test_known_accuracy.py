@@ -2,19 +2,8 @@
 
 import pytest
 
-from winnow import LLM
 from winnow.cli.flags.engine import open_llm
-from winnow.known_accuracy import (
-    DEMO,
-    FILE,
-    PAGE,
-    KnownAccuracy,
-    best_known,
-    known_accuracy,
-    lost_tasks,
-    record,
-    share_range,
-)
+from winnow.known_accuracy import FILE, PAGE, known_accuracy, lost_tasks, record, share_range
 from winnow_lab.real.known import ROOT, page, rows, text
 
 SMOL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -43,7 +32,7 @@ def test_neighbours_on_both_sides() -> None:
 
 
 def test_tasks_differ_and_the_model_at_hand_counts() -> None:
-    seen = known_accuracy("winnow-seen", 8.0, "SmolLM2-135M-Instruct-Q8_0.gguf")
+    seen = known_accuracy("winnow-window", 8.0, "SmolLM2-135M-Instruct-Q8_0.gguf")
     assert {e.task: e.share for e in seen} == {
         "needles, answers of 512 tokens": 0.934,
         "chat about texts": 0.927,
@@ -51,50 +40,17 @@ def test_tasks_differ_and_the_model_at_hand_counts() -> None:
         "ruler 2048, five needles": 0.773,
     }
     assert share_range(seen) == "0.77 to 1.00" and share_range(seen[:1]) == "0.77"
-    assert {e.model for e in known_accuracy("winnow-seen", 8.0)} > {"gemma-3-270m", "winnow-demo"}
+    assert {e.model for e in known_accuracy("winnow-window", 8.0)} > {"gemma-3-270m", "winnow-demo"}
     assert not any(e.is_of("gemma-3-270m-it") for e in record()), "another model"
     assert [e.task for e in lost_tasks(SMOL, "snapkv", 4.0)] == ["ruler 2048"]
     assert [e.compression for e in lost_tasks(SMOL, "snapkv", 12.0)] == [4.0], "what is lost stays lost"
-    assert [e.task for e in lost_tasks(SMOL, "winnow-seen", 8.0)] == ["ruler 2048, five needles"]
-    assert lost_tasks(SMOL, "winnow-seen", 4.0) == [] == lost_tasks("llama-3-8b", "snapkv", 4.0)
+    assert [e.task for e in lost_tasks(SMOL, "winnow-window", 8.0)] == ["ruler 2048, five needles"]
+    assert lost_tasks(SMOL, "winnow-window", 4.0) == [] == lost_tasks("llama-3-8b", "snapkv", 4.0)
 
 
-@pytest.mark.parametrize(
-    ("shares", "taken"),
-    [
-        ({"winnow-keys": 0.8, "leverage": 0.9}, "leverage"),
-        ({"winnow-keys": 0.9, "leverage": 0.8}, None),
-        # Watched queries and replays are of no use to rounds that come late.
-        ({"winnow-keys": 0.8, "winnow-seen": 1.0, "snapkv": 1.0, "kvzip": 1.0}, None),
-        ({"winnow-seen": 0.8, "leverage": 0.9, "snapkv": 1.0}, "leverage"),
-        ({"winnow-seen": 1.0, "leverage": 0.9}, None),
-        ({"leverage": 1.0}, None),
-    ],
-)
-def test_auto_compares_with_what_it_takes_itself(
-    shares: dict[str, float], taken: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = tuple(
-        KnownAccuracy(name, 8.0, "seen", share, 0.0, DEMO, "a task", 1, "a page")
-        for name, share in shares.items()
-    )
-    monkeypatch.setattr("winnow.known_accuracy.record", lambda: rows)
-    with LLM(kv_memory="4MiB", compression="auto") as llm:
-        assert llm.config.eviction.eviction == taken
-
-
-def test_auto_takes_what_is_known_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    every = {each.policy for each in record()}
-    assert best_known(None, 8.0, "winnow-seen", every) == "leverage"
-    # Measured on one of the three tasks alone, it might lose the others.
-    assert best_known(SMOL, 8.0, "winnow-seen", every) == "winnow-seen"
-    assert best_known("llama-3-8b", 8.0, "winnow-seen", every) is None
-    with LLM(kv_memory="4MiB", compression="auto") as llm:
-        assert llm.config.eviction.eviction == "leverage"
-    with LLM(kv_memory="4MiB", compression="auto", eviction="winnow") as llm:
-        assert llm.config.eviction.eviction == "winnow"
+def test_what_auto_takes_and_what_is_lost_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     for options, said in (
-        ({"compression": "auto"}, "--compression auto: leverage, up to 8x, where memory is short"),
+        ({"compression": "auto"}, "--compression auto: winnow-seen, up to 8x, where memory is short"),
         (
             {"eviction": "kvzip", "compression": 4.0},
             "keeps 0.75 of demo 2048 at 4x on this model (docs/results/known.md)",

@@ -14,6 +14,8 @@ Array = NDArray[np.float64]
 
 OF_KEYS = 2e-6
 """How far float32 may carry a key or a value, as a share of it."""
+WORDS = ["<s>", "</s>", "<pad>", ".", ",", "?!"] + [f"w{n}" for n in range(91)]
+"""The texts of the tokens, each a word."""
 RELATIVE = 2e-5
 """How far float32 may carry an attention weight, as a share of it, through all layers of a tiny model."""
 ROUNDING = 2e-7

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from dense_model import RELATIVE, Array, aggregate, cosine, drawn, softmax
+from dense_model import RELATIVE, WORDS, Array, aggregate, cosine, drawn, softmax
 from dense_state import DenseState, Row, Score, pool_scores, relative
 
 from winnow.attention import Group, Smoothing
@@ -13,6 +13,7 @@ from winnow.eviction import (
     Average,
     BelowAverage,
     ByKeyDeviation,
+    BySentence,
     ByValueNorm,
     Cumulative,
     KeyDeviation,
@@ -49,6 +50,8 @@ class DenseScores(DenseState):
     def _scores(self, row: Row, scorer: Scorer) -> dict[int, Score]:
         if isinstance(scorer, ByKeyDeviation | ByValueNorm):
             return self._times_factor(row, scorer)
+        if isinstance(scorer, BySentence):
+            return self._by_sentence(row, scorer)
         if isinstance(scorer, Window):
             return self._observed(row, scorer.size, scorer.power, scorer.pool, scorer.group, scorer.continual)
         if isinstance(scorer, Cumulative):  # and Average
@@ -82,6 +85,24 @@ class DenseScores(DenseState):
                 self._replay_scores = self.computed, self._reconstruction(scorer)
             return self._replay_scores[1][row.layer, row.head]
         raise TypeError(f"there is no rule here for {scorer}")
+
+    def _by_sentence(self, row: Row, scorer: BySentence) -> dict[int, Score]:
+        """The larger of the pooled score and a share of the sentence's largest; a mark or 64 tokens end a sentence."""
+        sentence, length = [0], 1
+        for token_id in self.token_ids[: self.computed - 1]:
+            ends = WORDS[token_id] in (".", "?!") or length == 64
+            sentence.append(sentence[-1] + ends)
+            length = 1 if ends else length + 1
+        scores = self._scores(row, scorer.inner)
+        held = [scores[j] for j in row.tokens]
+        found = {}
+        for place, j in enumerate(row.tokens):
+            same = [scores[i] for i in row.tokens if sentence[i] == sentence[j]]
+            best = max(same, key=lambda score: score.value)
+            lifted = replace(best, value=scorer.share * best.value, error=scorer.share * best.error)
+            around = held[place] if scorer.pool is None else pool_scores(held, place, scorer.pool)
+            found[j] = max(around, lifted, key=lambda score: score.value)
+        return found
 
     def _times_factor(self, row: Row, scorer: ByKeyDeviation | ByValueNorm) -> dict[int, Score]:
         scores = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dense_model import Array, Llama
+from dense_model import WORDS, Array, Llama
 from dense_oracle import DenseSequence
 from dense_state import Row, Stored
 from tokenizers import Tokenizer
@@ -17,22 +17,25 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from winnow import LLM, SamplingParams
+from winnow.attention import Smoothing
 from winnow.cache import KVPool
 from winnow.cache.codec import PlainCodec
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import (
     AdaptiveHeads,
     BelowAverage,
+    BySentence,
     Cumulative,
     EqualHeads,
     EvictionPolicy,
     Fixed,
     Pyramid,
     Reconstruction,
+    Scorer,
     When,
     Window,
 )
-from winnow.eviction.scores.factors import Factor
+from winnow.eviction.scores.factors import Derived
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.outputs import EngineStats, RequestOutput
 
@@ -40,7 +43,6 @@ ONCE = When(after_prefill=True)
 ALWAYS = When(after_prefill=True, prefill_every=8, decode_every=6)
 WITHIN = When(prefill_every=8, decode_every=8, within=True)
 BLOCK = 4
-WORDS = ["<s>", "</s>", "<pad>", ".", ",", "?!"] + [f"w{n}" for n in range(91)]
 ANSWERS = 33, 17
 # The tokenizer below knows no words of a replay: each is one unknown word.
 ASKS = [WORDS.index(WORDS[-1])], [WORDS.index(WORDS[-1])]
@@ -338,9 +340,9 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
     score, budget, keep, when = policy.score, policy.budget, policy.keep, policy.when
     window = rng.choice([4, 8])
     if isinstance(score, Window):
-        score = replace(score, size=window)
-    elif isinstance(score, Factor) and isinstance(score.inner, Window):
-        score = replace(score, inner=replace(score.inner, size=window))
+        score = _narrow(score, window)
+    elif isinstance(score, Derived) and score.window:
+        score = _narrow(replace(score, inner=_narrow(score.inner, window)), window)
     elif isinstance(score, BelowAverage):
         score = replace(score, history=rng.choice([5, 12]))
     elif isinstance(score, Cumulative) and score.exclude_first:
@@ -358,6 +360,13 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
     if when.decode_every and when.decode_every > 1:
         when = replace(when, decode_every=rng.choice([3, 8]))
     return replace(policy, score=score, budget=budget, keep=keep, when=when)
+
+
+def _narrow(score: Scorer, window: int) -> Scorer:
+    """The score with a window of so many queries, and pooling over three KVs where it pools sentences."""
+    if isinstance(score, BySentence):
+        return replace(score, inner=_narrow(score.inner, window), pool=Smoothing(3))
+    return replace(score, size=window) if isinstance(score, Window) else score
 
 
 def ask(policy: EvictionPolicy, rng: random.Random, answer: int) -> Asked:

@@ -94,7 +94,7 @@ def test_an_engine_that_evicts_nothing_keeps_a_pool_for_its_requests() -> None:
     [
         (True, False, "winnow-seen"),
         (True, True, "winnow-keys"),
-        (False, False, "winnow-seen"),
+        (False, False, "winnow-sentence"),
         (False, True, "kvzip"),
     ],
 )

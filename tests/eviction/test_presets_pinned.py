@@ -58,15 +58,43 @@ def kvc_window(size: int, power: int) -> Row:
     }
 
 
-SEEN: Row = {
+WINDOW: Row = {
     **kvc_window(32, 2),
     **COMPETE,
-    **KVC_WHEN,
+    **AFTER_PREFILL,
+    "when.pressure": (
+        True,
+        "KV-Compress 4.2.3, approach 4; approach 3 lets an answer depend on later arrivals",
+    ),
     "score.pool.by_text": (True, "own: SnapKV's 7 tokens hold numbers that other tokenizers cut into 21"),
     "score.skip_template": (True, "own: a chat template's tail asks nothing"),
     "keep.sinks": (4, "StreamingLLM: start_size = 4"),
 }
 
+
+def inner(row: Row, **own: Number) -> Row:
+    """The row with its score as the inner one of another."""
+    return {key.replace("score.", "score.inner.", 1): number for key, number in row.items()} | {
+        f"score.{key}": number for key, number in own.items()
+    }
+
+
+SENTENCE: Row = {
+    **{
+        key.replace("score.inner.pool", "score.pool"): number
+        for key, number in inner(
+            WINDOW,
+            share=(0.25, "own: 1.0 and a quarter alike on needles of seeds 9 and 21; a quarter elsewhere"),
+            unit=("sentence", "own: what is asked for is as long as a sentence"),
+            **{"class": ("BySentence", "own: docs/eviction.md")},
+        ).items()
+    }
+}
+TIMES_KEYS: dict[str, Number] = {
+    "power": (0.25, "own: the best of 1, .5, .25 and .125 on needles of seeds 5 and 9"),
+    "class": ("ByKeyDeviation", "own: what the question asks of, times keys unlike the others"),
+}
+SEEN: Row = inner(SENTENCE, **TIMES_KEYS)
 LEVERAGE_SCORE: Row = {
     "score.class": ("Leverage", "own: Compactor's score, exact"),
     "score.ridge": (0.1, "own: docs/eviction.md, searched on seeds 5 and 6"),
@@ -194,6 +222,9 @@ PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
     "winnow": SEEN,
     "winnow-seen": SEEN,
+    "winnow-sentence": SENTENCE,
+    "winnow-window": WINDOW,
+    "winnow-window-keys": inner(WINDOW, **TIMES_KEYS),
     "leverage": LEVERAGE,
     "leverage-pd": {**LEVERAGE, "when.prefill_every": (256, "own"), "when.decode_every": (16, "own")},
     "kv-compress": {**kvc_window(8, 2), **COMPETE, **KVC_WHEN},
@@ -273,11 +304,6 @@ PINNED: dict[str, Row] = {
         "when.decode_every": (128, "KeyDiff: block_size 128"),
     },
     "winnow-keys": KEYS,
-    "winnow-seen-keys": {
-        **{key.replace("score.", "score.inner.", 1): number for key, number in SEEN.items()},
-        "score.class": ("ByKeyDeviation", "own: winnow-seen's score times winnow-keys'"),
-        "score.power": (0.25, "own: the best of 1, .5 and .25 on needles of seed 5"),
-    },
     "kvzip-keys": {
         **{
             key.replace("score.", "score.inner.", 1): value

@@ -200,7 +200,7 @@ def test_an_amount_without_a_policy_means_winnow(directory: Path) -> None:
         with pytest.raises(InvalidRequestError, match="eviction=full keeps every KV and compression=4 asks"):
             plain.submit(prompt(200), greedy(eviction="full", compression=4))
     reports = [output.outputs[0].eviction for output in (named, *asked)]
-    assert [report.policy for report in reports if report is not None] == ["winnow-seen"] * 3
+    assert [report.policy for report in reports if report is not None] == ["winnow-sentence"] * 3
     assert {report.kept for report in reports if report is not None} == {reports[0].kept}  # type: ignore[union-attr]
     assert full.outputs[0].eviction is None
     assert full.outputs[0].token_ids == never.outputs[0].token_ids

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from winnow.eviction import PRESETS, EvictionPolicy, Keep, Recency, When, Window
+from winnow.eviction import PRESETS, ByKeyDeviation, EvictionPolicy, Keep, Recency, When, Window
 
 
 def _window(preset: str, size: int, power: int | None = None) -> EvictionPolicy:
@@ -15,9 +15,12 @@ def _window(preset: str, size: int, power: int | None = None) -> EvictionPolicy:
 
 
 _H2O, _KV_COMPRESS = PRESETS["h2o"].policy, PRESETS["kv-compress"].policy
+_WINDOW = PRESETS["winnow-window"].policy
 _ED, _BATCH_MAX = PRESETS["extreme-decode"].policy, PRESETS["batch-max"].policy
 
 VARIANTS: Mapping[str, EvictionPolicy] = {
+    # The window times keys, without sentences (docs/results/keys_seen.md).
+    "winnow-window-keys": replace(_WINDOW, score=ByKeyDeviation(_WINDOW.score, power=0.25)),
     # H2O as KVCache-Factory runs it as a baseline.
     "h2o-once": replace(_H2O, keep=Keep(recent=8), when=When(after_prefill=True)),
     "h2o-sinks": replace(_H2O, keep=Keep(sinks=4, recent=0.5)),

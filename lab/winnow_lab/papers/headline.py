@@ -54,7 +54,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """Options of the engine behind names that are no preset's, or that do not stand for the preset alone."""
 _USUAL = (
-    *(FULL, "int8", "kv-compress", "kv-compress:pool=7", "winnow-seen", "winnow-keys"),
+    *(FULL, "int8", "kv-compress", "kv-compress:pool=7", "winnow-window", "winnow-seen", "winnow-keys"),
     *("winnow-keys-pd:kv_cache_dtype=int8", "batch-max", "kv-compress-pd"),
 )
 _KINDS = ("niah_single_1", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery", "vt")

