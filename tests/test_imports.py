@@ -25,7 +25,7 @@ LAYERS = [
     ["engine"],
     ["executor", "inspect"],
     ["engine_client"],
-    ["llm"],
+    ["llm", "beam_search"],
     ["batch"],
     ["server"],
     ["cli"],

@@ -34,6 +34,7 @@ class EngineClient:
         self._tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         self.vocab_size = loaded.vocab_size
+        self.eos_token_ids = loaded.eos_token_ids
         self._grammars = loaded.grammars
         self.sampling_defaults = loaded.sampling_defaults
         self._prompts = PromptTokenizer(
@@ -196,6 +197,7 @@ class EngineClient:
         Args:
             sampling_params: for the tokens to come; None: those of the other request, its seed included, so both
                 answers are the same. What its KVs depend on (`eviction`, `compression` and the like) cannot change.
+                `forced_tokens` begin with the answer so far; the token sampled last, which no KV knows yet, may differ.
             new_request_id: unique among unfinished requests; None: one is generated.
             index: which of the other request's samples.
             final_only: see `submit`.

@@ -298,7 +298,9 @@ def test_compactor(llm: LLM, model: tuple[Path, Any]) -> None:
             unusual, asked = standard(unusual), standard(asked)
             share = 1 - BUDGET / LENGTH
             scores: dict[int, Any] = dict.fromkeys(range(LENGTH), 0.0)
-            return scores | {j: share * unusual[row.head, j] + asked[row.head, j] for j in self.free(row)}
+            return scores | {
+                j: float(share * unusual[row.head, j] + asked[row.head, j]) for j in self.free(row)
+            }
 
     check(llm, model[1], replace(module.COMPACTOR, score=module.Blend(sketch=dim, ridge=0.0)), Compactor)
 

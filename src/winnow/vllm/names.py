@@ -251,7 +251,7 @@ RESPONSE_TEMPLATES: Mapping[str, str] = {
 }
 """Values of `tool_call_parser` and `reasoning_parser` -> the `response_template` that does the same."""
 
-_NO_BEAMS = "there is no beam search: ask for n samples, and choose by cumulative_logprob"
+_NO_BEAMS = "winnow.beam_search.beam_search(llm, prompt, BeamSearchParams(beam_width=4)) searches"
 
 SAMPLING: Mapping[str, ForeignName] = {
     **_group("use_beam_search early_stopping", _NO_BEAMS, "false"),

@@ -40,12 +40,16 @@ def forked_params(parent: Sequence, params: SamplingParams | None) -> SamplingPa
     missing = params.logprobs is not None and inherited.logprobs is None and parent.num_output_tokens > 0
     reported = f"left out for a fork of {name!r}, which has reported none so far"
     require(not missing, "logprobs", reported, params.logprobs, InvalidRequestError)
+    # No KV of the token sampled last is computed: another may take its place.
     answered, forced = tuple(parent.output_token_ids), params.forced_for(0)
-    if forced[: len(answered)] != answered[: len(forced)]:
+    known = answered if len(forced) < len(answered) else answered[:-1]
+    if forced[: len(known)] != known[: len(forced)]:
         raise InvalidRequestError(
-            f"forced_tokens must begin with the {len(answered)} tokens that {name!r} has answered, "
-            f"got {list(forced)}"
+            f"forced_tokens must begin with the {len(known)} tokens of {name!r} that are computed, got {list(forced)}"
         )
+    told = params.logprobs is None or known == answered or forced[len(known)] in (parent.logprobs[-1] or ())
+    among = f"left out, or forced_tokens among those that {name!r} has reported"
+    require(told, "logprobs", among, params.logprobs, InvalidRequestError)
     return replace(params, **{field: getattr(inherited, field) for field in EVICTION_FIELDS})
 
 
@@ -64,6 +68,8 @@ def inherit(child: Request, parent: Sequence) -> None:
             else f"max_tokens must be such that the policy of {name!r} evicts anything, got {child.max_tokens}"
         )
     sequence.token_ids, sequence.eviction = list(parent.token_ids), parent.eviction
+    forced = child.params.forced_for(0)[:answered]
+    sequence.token_ids[parent.prompt_len : parent.prompt_len + len(forced)] = forced
 
 
 def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) -> None:

@@ -42,7 +42,11 @@ class OutputState:
             self._text.push(token, check_stop=False)
         if sequence.request.params.logprobs is not None:
             sequence.logprobs = list(parent._sequence.logprobs)
-            self._cumulative_logprob = parent._cumulative_logprob
+            found = zip(
+                sequence.logprobs, sequence.output_token_ids, strict=False
+            )  # the last token may differ
+            own = [each[token].logprob for each, token in found if each is not None]
+            self._cumulative_logprob = sum(own) if own else None
 
     def append_token(self, token: int, logprobs: LogprobDict | None) -> FinishReason | None:
         """Append a token. Returns why the output ends with it; None: it continues. If decoding raises, tokens and
