@@ -65,6 +65,12 @@ def command_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+def engine_name() -> str:
+    """The engine of tests that hold for any; those of another one take its name in place of this."""
+    return "paged"
+
+
+@pytest.fixture(scope="session")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two layers, which no test changes."""
     from tiny_llama import save_tiny_llama

@@ -27,6 +27,7 @@ OTHERS = {
     "kv_cache_dtype": "k=int8,v=int4",
     "gpu_memory_utilization": 0.5,
     "kv_group": 64,
+    "engine": "padded",
     "kv_wide": "layers=1,recent=64",
     "value_tier": "host:L=1,N=64",
     "allowed_media_domains": "images.test",
@@ -37,9 +38,7 @@ OTHERS = {
 
 def base_options(part: str, name: str) -> dict[str, Any]:
     """What the option `name` of `part` needs beside it."""
-    if name == "weight_wide":
-        return {"weight_dtype": "int8"}
-    return {"engine": "padded"} if part == "padded" else {}
+    return {"weight_dtype": "int8"} if name == "weight_wide" else {}
 
 
 def other_value(part: str, name: str) -> Any:

@@ -12,16 +12,13 @@ import gc, weakref
 gc.disable()
 from winnow import LLM, SamplingParams
 
-for eviction, engine, kinds in (
-    ("snapkv", "paged", {"LlamaForCausalLM", "PagedCache", "KVPool"}),
-    (None, "padded", {"LlamaForCausalLM", "PaddedEngine"}),
-):
-    llm = LLM(directory, kv_memory="8MiB", eviction=eviction, engine=engine)
-    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2))
-    alive = [weakref.ref(each) for each in gc.get_objects() if type(each).__name__ in kinds]
-    assert len(alive) >= 2, alive
-    llm.close()
-    print([ref() for ref in alive if ref() is not None])
+llm = LLM(directory, kv_memory="8MiB", eviction="snapkv")
+llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2))
+kinds = {"LlamaForCausalLM", "PagedCache", "KVPool"}
+alive = [weakref.ref(each) for each in gc.get_objects() if type(each).__name__ in kinds]
+assert len(alive) >= 2, alive
+llm.close()
+print([ref() for ref in alive if ref() is not None])
 """
 
 
@@ -75,9 +72,9 @@ def printed(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
 
 
 def test_models_and_caches_are_freed_without_the_garbage_collector(printed: list[str]) -> None:
-    assert printed[:2] == ["[]", "[]"]
+    assert printed[:1] == ["[]"]
 
 
 def test_engines_of_a_process_hold_no_more_than_one(printed: list[str]) -> None:
     """Graphs included: what captures them must not hold what holds them."""
-    assert printed[2:] == ["freed"]
+    assert printed[1:] == ["freed"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch.utils._device import _device_constructors
 
 SOURCE = Path(__file__).parent.parent / "src" / "winnow"
-PARTS = ("eviction", "executor", "fitting", "models", "padded", "plan", "sampling")
+PARTS = ("eviction", "executor", "fitting", "models", "plan", "sampling")
 CONSTRUCTORS = {f"torch.{function.__name__}" for function in _device_constructors()}
 
 

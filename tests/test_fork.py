@@ -176,10 +176,3 @@ def test_what_cannot_be_forked_is_refused_by_name(llm: LLM) -> None:
     run(llm)
     with pytest.raises(InvalidRequestError, match="unfinished request"):
         llm.fork(parent)
-
-
-def test_the_padded_engine_refuses(directory: Path) -> None:
-    with LLM(directory, kv_memory="4MiB", engine="padded") as llm:
-        parent = llm.submit(PROMPT, GREEDY)
-        with pytest.raises(InvalidRequestError, match="engine=paged"):
-            llm.fork(parent)

@@ -133,7 +133,6 @@ def test_codecs_that_kernels_do_not_read() -> None:
             {"kv_wide": "sinks=2"},
             "kv_wide=sinks=2 keeps KVs in 16 bits beside a kv_cache_dtype of fewer, got float32",
         ),
-        ({"kv_cache_dtype": "int8", "engine": "padded"}, "kv_cache_dtype needs engine=paged"),
         (
             {"kv_cache_dtype": "int8", "kv_wide": "layers=1", "kv_memory": "64KiB"},
             "kv_memory must be at least",

@@ -134,5 +134,3 @@ def test_what_cannot_be_reserved_is_refused(directory: Path) -> None:
         pytest.raises(CapacityError),
     ):
         llm.generate(PROMPTS[3], replace(GREEDY, max_tokens=28))
-    with pytest.raises(ConfigError, match="kv_reservation needs engine=paged"):
-        LLM(directory, engine="padded", kv_reservation="max")

@@ -293,9 +293,8 @@ class TestStepByStep:
         assert not llm.has_unfinished
         llm.check_integrity()
 
-    @pytest.mark.parametrize("engine", ["paged", "padded"])
-    def test_the_greater_priority_is_served_first(self, engine: str) -> None:
-        with LLM(engine=engine, kv_memory="4MiB", max_num_seqs=1, max_model_len=256) as llm:
+    def test_the_greater_priority_is_served_first(self) -> None:
+        with LLM(kv_memory="4MiB", max_num_seqs=1, max_model_len=256) as llm:
             messages = [{"role": "user", "content": "What is the pass key?"}]
             ways: list[Any] = [(llm.submit, "What is it?"), (llm.submit_chat, messages)]
             for submit, asked in ways:

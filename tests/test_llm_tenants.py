@@ -8,18 +8,18 @@ import pytest
 from tiny_llama import VOCAB
 
 from winnow import LLM, SamplingParams
-from winnow.errors import CapacityError, ConfigError, InvalidRequestError, QueueFullError
+from winnow.errors import CapacityError, InvalidRequestError, QueueFullError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = [3 + i % (VOCAB - 3) for i in range(70)]
 
 
 @pytest.fixture
-def open_llm(directory: Path) -> Iterator[Any]:
+def open_llm(directory: Path, engine_name: str) -> Iterator[Any]:
     opened: list[LLM] = []
 
     def open_one(**options: Any) -> LLM:
-        opened.append(LLM(directory, **{"kv_memory": "4MiB"} | options))
+        opened.append(LLM(directory, **{"kv_memory": "4MiB", "engine": engine_name} | options))
         return opened[-1]
 
     yield open_one
@@ -75,23 +75,18 @@ def test_who_names_no_tenant_sees_no_tenants(open_llm: Any) -> None:
     assert llm.stats().tenants == {}
 
 
-@pytest.mark.parametrize("engine", ["paged", "padded"])
-def test_fair_between_tenants(open_llm: Any, engine: str) -> None:
-    options = {"prefill_group": 1} if engine == "padded" else {}
-    llm = open_llm(engine=engine, scheduling_policy="fair", max_num_seqs=1, **options)
+def test_fair_between_tenants(open_llm: Any) -> None:
+    llm = open_llm(scheduling_policy="fair", max_num_seqs=1)
     for index, tenant in enumerate("aaabb"):
         llm.submit(PROMPT, GREEDY, request_id=f"{tenant}{index}", tenant=tenant, final_only=True)
     assert finish(llm) == ["a0", "b3", "a1", "b4", "a2"]
 
 
-@pytest.mark.parametrize("engine", ["paged", "padded"])
 @pytest.mark.parametrize(
     ("policy", "order"), [("fcfs", [0, 1, 2]), ("srtf", [2, 0, 1]), ("priority", [1, 0, 2])]
 )
-def test_scheduling_policies_in_both_engines(
-    open_llm: Any, engine: str, policy: str, order: list[int]
-) -> None:
-    llm = open_llm(engine=engine, scheduling_policy=policy, max_num_seqs=1)
+def test_scheduling_policies(open_llm: Any, policy: str, order: list[int]) -> None:
+    llm = open_llm(scheduling_policy=policy, max_num_seqs=1)
     names = [
         llm.submit(PROMPT[:length], GREEDY, priority=priority, final_only=True)
         for length, priority in ((30, 0), (60, 1), (9, 0))
@@ -115,9 +110,8 @@ def test_an_urgent_request_parks_a_running_one_which_loses_nothing(open_llm: Any
     assert [ended[name].metrics.num_preemptions for name in (low, high)] == [1, 0]
 
 
-@pytest.mark.parametrize("engine", ["paged", "padded"])
-def test_a_full_queue_refuses_and_takes_again(open_llm: Any, engine: str) -> None:
-    llm = open_llm(engine=engine, max_queued_requests=2, max_queued_tokens=150, max_num_seqs=1)
+def test_a_full_queue_refuses_and_takes_again(open_llm: Any) -> None:
+    llm = open_llm(max_queued_requests=2, max_queued_tokens=150, max_num_seqs=1)
     llm.submit(PROMPT, GREEDY, final_only=True)
     llm.submit(PROMPT, GREEDY, final_only=True)
     with pytest.raises(QueueFullError, match="2 requests wait, and max_queued_requests is 2"):
@@ -150,8 +144,3 @@ def test_a_tenant_is_a_name(open_llm: Any, tenant: Any) -> None:
         llm.generate(PROMPT, GREEDY, tenant=tenant)
     with pytest.raises(InvalidRequestError, match="priority must be an integer, got True"):
         llm.generate(PROMPT, GREEDY, priority=True)
-
-
-def test_quotas_need_the_paged_engine(directory: Path) -> None:
-    with pytest.raises(ConfigError, match="guarantee and limit need engine=paged, got those of a"):
-        LLM(directory, engine="padded", tenants={"a": {"limit": 0.5}, "b": {"weight": 2}})

@@ -15,7 +15,6 @@ from winnow.sampling import TextStream, logprobs as sampling_logprobs
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
 HEALTHY = ["The boat left", "Twelve men", "Rain fell on"]
 FAULTY = "Nobody knew"
-ENGINES: list[dict[str, Any]] = [{}, {"engine": "padded"}]
 
 
 def open_llm(**options: Any) -> LLM:
@@ -26,14 +25,13 @@ def parts(outputs: list[RequestOutput]) -> list[tuple[str, list[int], str | None
     return [(a.text, a.token_ids, a.finish_reason) for output in outputs for a in output.outputs]
 
 
-@pytest.mark.parametrize("options", ENGINES, ids=["paged", "padded"])
 @pytest.mark.parametrize("method", ["push", "finish"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_detokenizer_that_raises(
-    options: dict[str, Any], method: str, n: int, monkeypatch: pytest.MonkeyPatch
+    engine_name: str, method: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = SamplingParams(n=n, temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
-    with open_llm(**options) as llm:
+    with open_llm(engine=engine_name) as llm:
         expected = llm.generate([*HEALTHY, FAULTY], params)
         faulty = llm.tokenizer(FAULTY)["input_ids"]
         create, sound = TextStream.__init__, getattr(TextStream, method)
@@ -69,10 +67,9 @@ def test_a_detokenizer_that_raises(
         assert parts(llm.generate([FAULTY], params)) == parts(expected[3:])
 
 
-@pytest.mark.parametrize("options", ENGINES, ids=["paged", "padded"])
-def test_prompt_logprobs_whose_texts_raise(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_logprobs_whose_texts_raise(engine_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, prompt_logprobs=0)
-    with open_llm(**options) as llm:
+    with open_llm(engine=engine_name) as llm:
         expected = llm.generate(HEALTHY, GREEDY)
         decode = sampling_logprobs.decode_logprobs
 
@@ -94,14 +91,13 @@ def test_prompt_logprobs_whose_texts_raise(options: dict[str, Any], monkeypatch:
         llm.check_integrity()
 
 
-@pytest.mark.parametrize("options", ENGINES, ids=["paged", "padded"])
 def test_an_answer_that_cannot_begin_leaves_nothing_behind(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    engine_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raises(*args: Any) -> None:
         raise KeyError(17)
 
-    with open_llm(**options) as llm:
+    with open_llm(engine=engine_name) as llm:
         running = llm.submit(HEALTHY[0], GREEDY)
         with monkeypatch.context() as patched:
             patched.setattr(OutputState, "__init__", raises)
@@ -133,10 +129,9 @@ def test_what_was_admitted_and_fits_nowhere_fails_alone(monkeypatch: pytest.Monk
         llm.check_integrity()
 
 
-@pytest.mark.parametrize("options", ENGINES, ids=["paged", "padded"])
-def test_half_a_surrogate_pair(options: dict[str, Any]) -> None:
+def test_half_a_surrogate_pair(engine_name: str) -> None:
     half, named = "a\ud800", "whole characters, got half a surrogate pair"
-    with open_llm(**options) as llm:
+    with open_llm(engine=engine_name) as llm:
         expected = llm.generate(HEALTHY, GREEDY)
         chat = [{"role": "user", "content": half}]
         for call in (
@@ -148,7 +143,7 @@ def test_half_a_surrogate_pair(options: dict[str, Any]) -> None:
         ):
             with pytest.raises(InvalidRequestError, match=named):
                 call()
-        if not options:  # a name is any text, and its tenant's prefixes are found by it
+        if engine_name == "paged":  # a name is any text, and its tenant's prefixes are found by it
             llm.submit("The", GREEDY, tenant=half)
             while llm.has_unfinished:
                 assert all(each.error is None for each in llm.step())

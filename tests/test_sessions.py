@@ -283,9 +283,8 @@ def test_a_ttl_is_kept_or_refused(open_llm: Any) -> None:
     assert tiers()["kept"] != "device" and tiers()["older"] == tiers()["younger"] == "device"
 
 
-@pytest.mark.parametrize("options", [{"engine": "padded"}, {"enable_prefix_caching": False}])
-def test_what_cannot_act_is_refused(open_llm: Any, options: dict[str, Any]) -> None:
-    llm = open_llm(**options)
+def test_what_cannot_act_is_refused(open_llm: Any) -> None:
+    llm = open_llm(enable_prefix_caching=False)
     for terms in ({"ttl": 5}, {"prefetch": True}):
         prompt = TokenizedPrompt(None, [5] * 40)
         request = llm.new_request(prompt, ANSWER, session=SessionRequest("one", **terms))

@@ -42,9 +42,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.001)
 
 
-@pytest.fixture(scope="module", params=["paged", "padded"])
-def llm(request: pytest.FixtureRequest, directory: Path) -> Iterator[LLM]:
-    with LLM(directory, kv_memory="4MiB", engine=request.param) as llm:
+@pytest.fixture(scope="module")
+def llm(engine_name: str, directory: Path) -> Iterator[LLM]:
+    with LLM(directory, kv_memory="4MiB", engine=engine_name) as llm:
         yield llm
 
 
@@ -310,12 +310,11 @@ class TestClose:
 
 
 class TestSeveralEngines:
-    @pytest.mark.parametrize("engine", ["paged", "padded"])
-    def test_two_llms_in_two_threads(self, engine: str, directory: Path) -> None:
+    def test_two_llms_in_two_threads(self, engine_name: str, directory: Path) -> None:
         """Loaded and used at the same time, in two number formats."""
 
         def work(dtype: str) -> list[list[int]]:
-            with LLM(directory, kv_memory="4MiB", engine=engine, dtype=dtype) as llm:
+            with LLM(directory, kv_memory="4MiB", engine=engine_name, dtype=dtype) as llm:
                 return tokens(llm.generate([prompt(seed) for seed in range(6)], GREEDY))
 
         expected = {dtype: work(dtype) for dtype in ("float32", "bfloat16")}
@@ -323,17 +322,16 @@ class TestSeveralEngines:
             assert dict(zip(expected, pool.map(work, expected), strict=True)) == expected
         assert torch.get_default_dtype() == torch.float32
 
-    @pytest.mark.parametrize("engine", ["paged", "padded"])
-    def test_torchs_default_dtype_changes_no_answer(self, engine: str, directory: Path) -> None:
+    def test_torchs_default_dtype_changes_no_answer(self, engine_name: str, directory: Path) -> None:
         """Loading a model changes it for a while, in all threads."""
         sampled = SamplingParams(temperature=0.8, seed=1, top_p=0.9, top_k=20, min_p=0.01, logprobs=2)
         params, options = [GREEDY, sampled], {}
-        if engine == "paged":
+        if engine_name == "paged":
             names = [name for name, preset in PRESETS.items() if preset.policy.compact is None]
             params += [SamplingParams(temperature=0.0, max_tokens=24, eviction=name) for name in names]
             options = {"num_accumulators": 2, "kv_floor": 100}
         prompts = [prompt(seed, 200) for seed in range(len(params))]
-        with LLM(directory, kv_memory="32MiB", engine=engine, **options) as llm:
+        with LLM(directory, kv_memory="32MiB", engine=engine_name, **options) as llm:
             expected = tokens(llm.generate(prompts, params))
             torch.set_default_dtype(torch.bfloat16)
             try:

@@ -112,7 +112,6 @@ def test_what_does_not_go_together_is_refused(directory: Path, tmp_path: Path) -
         ({"value_tier": "host:L=3,N=8"}, "value_tier: L must be fewer layers than the model's 3, got 3"),
         ({"kv_wide": "sinks=4", "kv_cache_dtype": "int8"}, "value_tier does not go with kv_wide"),
         ({"value_tier": "host:N=8,size=1"}, "value_tier: size must be at least .* got 1 B"),
-        ({"value_tier": "host:N=8", "engine": "padded"}, "value_tier needs engine=paged"),
         ({"value_tier": f"disk:{tmp_path / 'file'}:N=8"}, "must hold a file"),
     ):
         (tmp_path / "file").touch()

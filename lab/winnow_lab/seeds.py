@@ -125,7 +125,7 @@ def batching(options: Options) -> Iterator[tuple[str, Row]]:
     lengths = draw_lengths(SHORT, 8, options.size(100, 15) / 100, 0)
     found = {}
     for mode in ("static", "embedding"):
-        own = {"engine": "padded", "padded_mode": mode, "max_num_seqs": 8, "dtype": "float32"}
+        own = {"engine": f"padded:mode={mode}", "max_num_seqs": 8, "dtype": "float32"}
         memory = options.size(2 << 30, 256 << 20)
         with options.open(options.model, **own, max_model_len=512, kv_memory=memory) as llm:
             ids = _random_prompts(len(lengths), 512)

@@ -228,11 +228,11 @@ class EngineClient:
 
     def sessions(self, tenant: str | None = None, *, all_tenants: bool = False) -> list[SessionStats]:
         """Return the conversations of a tenant that are remembered, or of all; the most recently used first."""
-        return self._of_memory(lambda memory: memory.sessions.list(tenant, all_tenants=all_tenants), [])
+        return self._of_memory(lambda memory: memory.sessions.list(tenant, all_tenants=all_tenants))
 
     def drop_session(self, session_id: str, *, tenant: str | None = None) -> bool:
         """Forget a conversation, and free what only it begins with. False: there is none of that name."""
-        return self._of_memory(lambda memory: memory.sessions.drop(session_id, tenant), False)
+        return self._of_memory(lambda memory: memory.sessions.drop(session_id, tenant))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = True) -> bool:
         """Forget all cached prefixes, but for those of a `prefix_store`. Returns True, as vLLM does where it succeeds.
@@ -246,15 +246,15 @@ class EngineClient:
 
     def record_prefixes(self) -> None:
         """Begin to record what the prefix cache learns and forgets, for `take_prefix_events`."""
-        self._of_memory(Memory.record_prefixes, None)
+        self._of_memory(lambda memory: memory.record_prefixes())
 
     def take_prefix_events(self) -> list[PrefixEvent]:
         """Return what the prefix cache has learnt and forgotten since the last call."""
-        return self._of_memory(Memory.take_prefix_events, [])
+        return self._of_memory(lambda memory: memory.take_prefix_events())
 
     def write_prefixes(self) -> None:
         """Write to `prefix_cache_dir` what ended requests have left, and wait until it is there."""
-        self._of_memory(lambda memory: memory.files.write_all(), None)
+        self._of_memory(lambda memory: memory.files.write_all())
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Return the bytes of a sequence of `num_kvs` tokens that keeps all that its layers see, in whole blocks."""
@@ -268,9 +268,8 @@ class EngineClient:
     def _engine(self) -> Engine:
         return self.driver.engine
 
-    def _of_memory(self, action: Callable[[Memory], T], otherwise: T) -> T:
-        memory = self._engine.memory
-        return otherwise if memory is None else self.driver.call(action, memory)
+    def _of_memory(self, action: Callable[[Memory], T]) -> T:
+        return self.driver.call(lambda: action(self._engine.memory))
 
     def _submit(
         self,

@@ -1,29 +1,31 @@
 """`LLM`: a model, its KV memory, and requests to it."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import get_num_threads
 
 from winnow.cache.memory import release_cached
 from winnow.chat import Message, TemplateOptions, TokenizedPrompt
 from winnow.config import EngineConfig
+from winnow.config.model import PAGED
 from winnow.engine.admission import requested_eviction
 from winnow.engine.driver import EngineDriver, Mailbox, OutputStream
 from winnow.engine.engine import Engine
 from winnow.engine_client import EngineClient
 from winnow.errors import ConfigError, InvalidRequestError
-from winnow.eviction import resolve_policy
+from winnow.eviction import EvictionPolicy, resolve_policy
 from winnow.executor.build import build_engine, load_ranks, open_team, with_device_memory
+from winnow.executor.rank_team import RankTeam
 from winnow.extras import GET_THE_LAB
 from winnow.inspect import Inspection, KeptTokens
 from winnow.media import MediaLoader
-from winnow.models import PlainModel, load_plain_model
+from winnow.models import LoadedModel, PlainModel
 from winnow.models.load.memory import weight_bytes
 from winnow.outputs import RequestOutput
 from winnow.process.fork import require_usable_torch
@@ -39,7 +41,6 @@ from winnow.vllm.metrics import Metric, read_metrics
 
 # Loading changes torch's default dtype, which is global to the process; so is this lock.
 _LOADING = Lock()
-_Model = TypeVar("_Model", bound=PlainModel)
 
 
 class LLM(EngineClient):
@@ -54,8 +55,8 @@ class LLM(EngineClient):
     Args:
         model: directory with config.json, safetensors and (for text prompts) a tokenizer, a GGUF file, or org/name on
             the Hugging Face Hub; None: the demo model.
-        options: the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `EvictionConfig`, `PaddedConfig` and
-            `MediaConfig` in `winnow.config`.
+        options: the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `EvictionConfig` and `MediaConfig`
+            in `winnow.config`.
 
     Raises:
         ConfigError: an option is unknown or out of range.
@@ -317,24 +318,20 @@ def _session(name: str | None, num_prompts: int = 1) -> SessionRequest | None:
 
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, Engine, EngineConfig]:
     # No model is kept in a local; see `LLM.__init__`.
-    if config.model.engine == "padded":
-        found = entry_points(group="winnow.engines", name=config.model.engine)
+    name = config.model.engine.partition(":")[0]
+    if name != PAGED:
+        found = entry_points(group="winnow.engines", name=name)
         if not found:
             raise ConfigError(
-                f"engine={config.model.engine} is part of winnow-lab, which is not installed: {GET_THE_LAB}"
+                f"engine must be {PAGED} or one of an installed package, got {config.model.engine!r} (padded is part "
+                f"of winnow-lab: {GET_THE_LAB})"
             )
-        build = found[config.model.engine].load()
-        return _with_engine(
-            load_plain_model(config.model), lambda plain, config: build(plain, config, time.monotonic), config
-        )
+        opened: tuple[PlainModel, Engine, EngineConfig] = found[name].load()(config, time.monotonic)
+        return opened
     policy = resolve_policy(config.eviction).policy
     team = open_team(config)
     try:
-        return _with_engine(
-            load_ranks(config, team),
-            lambda loaded, config: build_engine(loaded, config, policy, time.monotonic, team),
-            config,
-        )
+        return _with_engine(load_ranks(config, team), config, policy, team)
     except BaseException:
         if team is not None:
             team.close()
@@ -342,7 +339,7 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, Engine, EngineConfig
 
 
 def _with_engine(
-    loaded: _Model, build: Callable[[_Model, EngineConfig], Engine], config: EngineConfig
+    loaded: LoadedModel, config: EngineConfig, policy: EvictionPolicy, team: RankTeam | None
 ) -> tuple[PlainModel, Engine, EngineConfig]:
     config = with_device_memory(config, loaded)
-    return loaded, build(loaded, config), config
+    return loaded, build_engine(loaded, config, policy, time.monotonic, team), config

@@ -56,7 +56,6 @@ def test_does_without_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch)
     assert float(tensor.fill_(2.0).sum()) == 8 * 2**20
 
 
-@pytest.mark.parametrize("engine", ["paged", "padded"])
 @pytest.mark.parametrize(
     ("memory", "kv_memory", "named"),
     [
@@ -66,10 +65,14 @@ def test_does_without_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_what_the_machine_lacks_is_refused(
-    engine: str, memory: HostMemory | None, kv_memory: str, named: list[str], monkeypatch: pytest.MonkeyPatch
+    engine_name: str,
+    memory: HostMemory | None,
+    kv_memory: str,
+    named: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if memory is not None:
         monkeypatch.setattr("winnow.cache.memory.host_memory", lambda: memory)
     with pytest.raises(ConfigError, match="kv_memory must fit the memory of cpu") as refusal:
-        LLM(kv_memory=kv_memory, engine=engine)
+        LLM(kv_memory=kv_memory, engine=engine_name)
     assert all(text in str(refusal.value) for text in named)

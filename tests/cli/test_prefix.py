@@ -88,9 +88,8 @@ def test_a_chat_begins_with_a_saved_document(
     [
         ([], "must leave less than all"),
         (["--eviction", "winnow", "--compression", "1"], "must leave less than all"),
-        (["--engine", "padded"], "needs engine=paged"),
     ],
-    ids=["full", "all", "padded"],
+    ids=["full", "all"],
 )
 def test_what_cannot_be_saved_is_refused(
     document: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str

@@ -73,7 +73,7 @@ def test_a_journal_of_an_older_version(
     write_prompts([{"prompt": "ab"}])
     assert run() == 0
     header = json.loads(journal_path(output).read_bytes())
-    for name in ("eviction", "compression", "kv_budget", "kv_floor", "padded_mode", "input_bytes"):
+    for name in ("eviction", "compression", "kv_budget", "kv_floor", "input_bytes"):
         del header["fingerprint"][name]
     # Parameters of requests, which had these names.
     header["fingerprint"] |= {"eviction": None, "compression": None, "detokenize": True, "protect": []}

@@ -1,4 +1,4 @@
-"""What the paged and the padded engine do alike with a request, and what an observer of one is shown."""
+"""What every engine does with a request, and what an observer of one is shown."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,9 +28,9 @@ def paged() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module", params=[{}, {"engine": "padded"}], ids=["paged", "padded"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with open_llm(**request.param) as llm:
+@pytest.fixture(scope="module")
+def engine(engine_name: str) -> Iterator[Engine]:
+    with open_llm(engine=engine_name) as llm:
         yield llm._engine
 
 

@@ -300,7 +300,5 @@ def test_what_blocks_do_not_go_with(tied: Path) -> None:
         ConfigError, match="weight_wide=head needs weight_dtype int8, q8_0, q4_0, fp8, int4, got auto"
     ):
         ModelConfig(tied, weight_wide="head")
-    with pytest.raises(ConfigError, match="weight_dtype needs engine=paged"):
-        EngineConfig(model=ModelConfig(tied, weight_dtype="int8", engine="padded"))
     with pytest.raises(ConfigError, match="weight_dtype int8 needs device cpu or cuda, got meta"):
         load_model(ModelConfig(tied, weight_dtype="int8", device="meta"))

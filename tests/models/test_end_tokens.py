@@ -15,7 +15,6 @@ from winnow.models.load.directory import ModelDirectory
 
 CONFIGURED, OWN = 1, 2  # the configuration's end token, and the tokenizer's
 OPTIONS: dict[str, Any] = {"kv_memory": "1MiB", "max_model_len": 128}
-ENGINES = pytest.mark.parametrize("engine", ["paged", "padded"])
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +34,8 @@ def params(say: int, **others: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0, "max_tokens": 6, "logit_bias": {say: 100.0}, **others})
 
 
-@ENGINES
-def test_the_tokenizers_end_token_ends_an_answer(fine_tune: Path, engine: str) -> None:
-    with LLM(fine_tune, engine=engine, **OPTIONS) as llm:
+def test_the_tokenizers_end_token_ends_an_answer(fine_tune: Path, engine_name: str) -> None:
+    with LLM(fine_tune, engine=engine_name, **OPTIONS) as llm:
         assert llm.tokenizer is not None and llm.tokenizer.eos_token_id == OWN
         cases = [
             params(OWN),
@@ -63,10 +61,9 @@ def test_the_tokenizers_end_token_ends_an_answer(fine_tune: Path, engine: str) -
     assert logprobs[0][OWN].token_bytes == b""
 
 
-@ENGINES
-def test_a_special_tokens_text_is_a_stop_string(fine_tune: Path, engine: str) -> None:
+def test_a_special_tokens_text_is_a_stop_string(fine_tune: Path, engine_name: str) -> None:
     """Whether or not the token ends answers by itself, and though the text leaves it out."""
-    with LLM(fine_tune, engine=engine, **OPTIONS) as llm:
+    with LLM(fine_tune, engine=engine_name, **OPTIONS) as llm:
         assert llm.tokenizer is not None
         own = llm.tokenizer.convert_ids_to_tokens(OWN)
         cases = [

@@ -56,16 +56,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tell(path, do_sample=True, temperature=0.0, max_new_tokens=3, eos_token_id=[])
 
 
-@pytest.mark.parametrize("engine", ["paged", "padded"])
-def test_llm(model: Path, engine: str) -> None:
-    with LLM(model, kv_memory="4MiB", engine=engine) as llm:
+def test_llm(model: Path, engine_name: str) -> None:
+    with LLM(model, kv_memory="4MiB", engine=engine_name) as llm:
         assert llm.get_default_sampling_params() == SamplingParams(temperature=0.0, max_tokens=3)
         assert len(llm.generate([5, 6])[0].outputs[0].token_ids) == 3
         assert len(list(llm.stream([5, 6]))[-1].outputs[0].token_ids) == 3
         # Parameters that are given are taken as they are.
         given = SamplingParams(ignore_eos=True)
         assert len(llm.generate([5, 6], given)[0].outputs[0].token_ids) == 16
-    with LLM(model, kv_memory="4MiB", engine=engine, generation_config="winnow") as llm:
+    with LLM(model, kv_memory="4MiB", engine=engine_name, generation_config="winnow") as llm:
         assert llm.get_default_sampling_params() == SamplingParams()
 
 

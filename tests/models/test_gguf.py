@@ -111,7 +111,6 @@ def test_answers_as_transformers_reads_quantized_files(tmp_path: Path, kind: str
     )
     prompt = byte_level().encode(TEXT)
     assert winnow_answer(path, prompt) == answer(theirs, prompt)
-    assert winnow_answer(path, prompt, engine="padded") == answer(theirs, prompt)
 
 
 def test_text_and_chat_by_the_files_own_tokenizer(plain: Path) -> None:

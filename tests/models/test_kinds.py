@@ -70,7 +70,7 @@ WITH_STATES: dict[str, tuple[PretrainedConfig, str]] = {
 
 
 @pytest.mark.parametrize("kind", WITH_STATES)
-def test_states_are_refused_by_the_padded_engine(kind: str, tmp_path: Path) -> None:
+def test_states_are_refused_by_engines_of_padded_batches(kind: str, tmp_path: Path) -> None:
     config, message = WITH_STATES[kind]
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=f"model: {message}"):
@@ -78,7 +78,7 @@ def test_states_are_refused_by_the_padded_engine(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_refused_by_both_engines(kind: str, tmp_path: Path) -> None:
+def test_refused(kind: str, tmp_path: Path) -> None:
     config, message = KINDS[kind]
     config.save_pretrained(tmp_path)
     for load in (load_model, load_plain_model):
@@ -87,11 +87,10 @@ def test_refused_by_both_engines(kind: str, tmp_path: Path) -> None:
         assert "engine" not in str(caught.value)
 
 
-def test_a_class_without_a_cache_is_refused_by_both_engines(tmp_path: Path) -> None:
+def test_a_class_without_a_cache_is_refused(tmp_path: Path) -> None:
     OpenAIGPTConfig(vocab_size=50, n_embd=32, n_layer=1, n_head=2).save_pretrained(tmp_path)
-    for engine in ("paged", "padded"):
-        with pytest.raises(UnsupportedModelError, match="is not supported"):
-            LLM(tmp_path, engine=engine, load_format="dummy", max_model_len=64, kv_memory="4MiB")
+    with pytest.raises(UnsupportedModelError, match="is not supported"):
+        LLM(tmp_path, load_format="dummy", max_model_len=64, kv_memory="4MiB")
 
 
 @pytest.mark.parametrize("window", [24, 256])

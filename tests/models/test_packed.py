@@ -20,7 +20,7 @@ pytest.importorskip("winnow._native")
 from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.models import load_model, pack_model
+from winnow.models import load_model, load_plain_model, pack_model
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.packed import write
 from winnow.models.fast.packed.decoder import RotaryEmbedding
@@ -278,8 +278,8 @@ def test_settled_options_cannot_be_asked_for_otherwise(llama: tuple[Path, Path],
     ):
         load_model(replace(config, max_model_len=513))
     assert load_model(replace(config, max_model_len=100)).max_model_len == 100
-    with pytest.raises(UnsupportedModelError, match="engine=padded runs the model as it was published"):
-        LLM(packed, engine="padded")
+    with pytest.raises(UnsupportedModelError, match="other engines run the model as it was published"):
+        load_plain_model(ModelConfig(packed))
     with pytest.raises(ConfigError, match="is packed already"):
         pack_model(config, tmp_path / "again")
     with pytest.raises(ConfigError, match="must be new or empty"):

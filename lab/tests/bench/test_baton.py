@@ -120,10 +120,11 @@ def test_cells_that_are_compared_stand_together() -> None:
 
 
 def test_options_of_padded_engines_are_not_given_to_the_paged_one() -> None:
-    given = {"dtype": "bfloat16", "prefill_group": 4}
-    padded = {**given, "engine": "padded", "padded_mode": "pd", "max_num_seqs": 2}
-    assert Cell(SHORT, "pd", 2).options(given) == padded
-    assert Cell(SHORT, PAGED, 2).options(given) == {"dtype": "bfloat16", "engine": "paged", "max_num_seqs": 2}
+    given = {"dtype": "bfloat16"}
+    padded = {**given, "engine": "padded:mode=pd,prefill_group=4", "max_num_seqs": 2}
+    assert Cell(SHORT, "pd", 2).options(given, "prefill_group=4") == padded
+    paged = {"dtype": "bfloat16", "engine": "paged", "max_num_seqs": 2}
+    assert Cell(SHORT, PAGED, 2).options(given, "prefill_group=4") == paged
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_without_need(
 ) -> None:
     journal = tmp_path / "journal"
     typed = f"baton --model {model} --batches 5 --scale 0.006 --short-scale 0.05 --journal {journal} -o {tmp_path}"
-    assert main([*typed.split(), "--sets", "mixed", "--group-padding", "0.1"]) == 0
+    assert main([*typed.split(), "--sets", "mixed", "--padded", "group_padding=0.1"]) == 0
     first = json.loads((tmp_path / "baton.json").read_text())["rows"]
     rows = {row["mode"]: row for row in first}
     assert set(rows) == set(MODES)
@@ -220,7 +221,7 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_without_need(
         assert 0 < max(trace["kv_bytes"]) <= row["kv_bytes_peak"]
     capsys.readouterr()
     # The journal has all of it, and the other set resumes there.
-    assert main([*typed.split(), "--group-padding", "0.1", "--modes", "static,embedding"]) == 0
+    assert main([*typed.split(), "--padded", "group_padding=0.1", "--modes", "static,embedding"]) == 0
     again = json.loads((tmp_path / "baton.json").read_text())["rows"]
     assert again[:6] == first and len(again) == 8
     shown = capsys.readouterr().out

@@ -13,8 +13,8 @@ from winnow_lab.memory.reservation import (
     measure,
     of_trace,
     split,
+    tiny_llama,
 )
-from winnow_lab.service.soak_load import tiny_llama
 
 
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=lambda workload: workload.name)

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from soak import Options, Soak, Tally, open_pair
+from soak_load import DamagedFiles, Failures, drawn_lengths, requests
 
-from winnow_lab.service.soak import Options, Soak, Tally, open_pair
-from winnow_lab.service.soak_load import DamagedFiles, Failures, drawn_lengths, requests, tiny_llama
+from winnow_lab.memory.reservation import tiny_llama
 
 
 def soaked(

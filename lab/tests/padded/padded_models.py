@@ -1,7 +1,7 @@
 """Tiny random models that the padded engine must serve, and what transformers answers to each query alone."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import torch
@@ -19,8 +19,8 @@ from transformers import (
 
 from winnow.config import EngineConfig
 from winnow.models import PlainModel
-from winnow_lab.padded import build_padded_engine
-from winnow_lab.padded.build import PaddedEngine
+from winnow_lab.padded.build import PaddedEngine, padded_engine
+from winnow_lab.padded.options import PaddedOptions
 
 MAX_MODEL_LEN = 160
 MAX_TOKENS = 16
@@ -141,10 +141,18 @@ class Case:
 
     def open(self, mode: str, **options: object) -> PaddedEngine:
         """A padded engine around the model, without files; its clock counts calls."""
-        config = EngineConfig.from_options({"engine": "padded", "padded_mode": mode, **options})
+        given = {name: value for name, value in options.items() if value is not None}
+        own = {each.name: given.pop(each.name) for each in fields(PaddedOptions) if each.name in given}
+        texts = [
+            f"{name}={('off', 'on')[value] if isinstance(value, bool) else value}"
+            for name, value in own.items()
+        ]
+        config = EngineConfig.from_options(
+            {"engine": f"padded:{','.join([f'mode={mode}', *texts])}", **given}
+        )
         ticks = iter(range(10**9))
         plain = PlainModel(self.model, None, VOCAB, MAX_MODEL_LEN, frozenset())
-        return build_padded_engine(plain, config, lambda: float(next(ticks)))
+        return padded_engine(plain, config, lambda: float(next(ticks)))
 
 
 def case(name: str) -> Case:

@@ -301,9 +301,7 @@ def test_outputs_do_not_depend_on_who_is_faster(
 
 class TestConfiguration:
     def test_only_where_groups_are_embedded(self) -> None:
-        with pytest.raises(
-            ConfigError, match="overlap_prefill needs padded_mode=embedding, got True and padded_mode=static"
-        ):
+        with pytest.raises(ConfigError, match="overlap_prefill needs mode=embedding, got on and mode=static"):
             llama().open("static", overlap_prefill=True)
 
     def test_left_out_it_is_off_on_cpu(self) -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from padded_models import PROMPTS, Case, case, prompt
 
-from winnow.config import BENCH_PADDED_MODES, PADDED_MODES
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import CapacityError
 from winnow.sampling import SamplingParams
 from winnow_lab.padded.build import PaddedEngine
 from winnow_lab.padded.cache import PaddedCache, QueryKVs
+from winnow_lab.padded.options import BENCH_PADDED_MODES, PADDED_MODES
 from winnow_lab.padded.stats import PaddedStats
 
 

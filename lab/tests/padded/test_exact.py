@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from padded_models import MAX_TOKENS, MODELS, PROMPTS, Case, case
 
-from winnow.config import PADDED_MODES
 from winnow.engine.requests.new_request import NewRequest
 from winnow.sampling import SamplingParams
+from winnow_lab.padded.options import PADDED_MODES
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_logprobs_agree(paged: LLM, padded: LLM) -> None:
 @pytest.mark.parametrize("mode", ["static", "pd", "shaping"])
 def test_samples_and_prompt_logprobs_in_every_mode(paged: LLM, directory: Path, mode: str) -> None:
     params = SamplingParams(n=3, temperature=1.0, seed=2, max_tokens=6, ignore_eos=True, prompt_logprobs=0)
-    with LLM(directory, kv_memory="4MiB", engine="padded", padded_mode=mode, max_num_seqs=2) as llm:
+    with LLM(directory, kv_memory="4MiB", engine=f"padded:mode={mode}", max_num_seqs=2) as llm:
         outputs = llm.generate(PROMPTS, params)
         llm.check_integrity()
     assert seen(outputs) == seen(paged.generate(PROMPTS, params))
@@ -109,6 +109,10 @@ class TestRefusals:
             {"compression": 4.0},
             {"kv_floor": 1},
             {"kv_offloading_size": "1GiB"},
+            {"kv_cache_dtype": "int8"},
+            {"kv_reservation": "max"},
+            {"value_tier": "host:N=8"},
+            {"weight_dtype": "int8"},
         ],
     )
     def test_options_of_the_paged_engine(self, option: dict[str, object]) -> None:
@@ -116,28 +120,22 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=f"{name} needs engine=paged"):
             LLM(engine="padded", **option)
 
-    @pytest.mark.parametrize("option", [{"padded_mode": "static"}, {"park_above": 0.5, "admit_below": 0.5}])
-    def test_options_of_the_padded_engine(self, option: dict[str, object]) -> None:
-        with pytest.raises(ConfigError, match=f"{next(iter(option))} needs engine=padded"):
-            LLM(**option)
-
     @pytest.mark.parametrize(
         ("option", "message"),
         [
-            (
-                {"padded_mode": "orca"},
-                "padded_mode must be one of embedding, shaping, pd, static, got 'orca'",
-            ),
-            ({"prefill_group": 0}, "prefill_group must be at least 1, got 0"),
-            ({"park_memory": "lots"}, "park_memory must be a size such as 512MiB, .*, got 'lots'"),
-            ({"group_padding": 1.5}, "group_padding must be at most 1.0, got 1.5"),
-            ({"park_above": 0.5}, r"admit_below must be at most park_above \(0.5\), got 0.9"),
-            ({"park_above": 0, "admit_below": 0}, "park_above must be greater than 0"),
+            ("mode=orca", "mode must be one of embedding, shaping, pd, static, got 'orca'"),
+            ("prefill_group=0", "prefill_group must be at least 1, got 0"),
+            ("prefill_group=many", "engine: prefill_group cannot be 'many'"),
+            ("park_memory=lots", "park_memory must be a size such as 512MiB, .*, got 'lots'"),
+            ("group_padding=1.5", "group_padding must be at most 1.0, got 1.5"),
+            ("park_above=0.5", r"admit_below must be at most park_above \(0.5\), got 0.9"),
+            ("park_above=0,admit_below=0", "park_above must be greater than 0"),
+            ("fast", "an option of engine=padded must be one of mode, .*, got 'fast'"),
         ],
     )
-    def test_options_out_of_range(self, option: dict[str, object], message: str) -> None:
+    def test_options_out_of_range(self, option: str, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
-            LLM(engine="padded", **option)
+            LLM(engine=f"padded:{option}")
 
     @pytest.mark.parametrize(
         ("tokens", "params", "error", "message"),
@@ -204,5 +202,5 @@ def test_a_model_that_sees_padding_is_refused(directory: Path, monkeypatch: pyte
 
 def test_an_engine_without_its_distribution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winnow.llm.entry_points", lambda group, name: ())
-    with pytest.raises(ConfigError, match="engine=padded is part of winnow-lab, which is not installed"):
-        LLM(engine="padded")
+    with pytest.raises(ConfigError, match=r"got 'padded:mode=pd' \(padded is part of winnow-lab: in a che"):
+        LLM(engine="padded:mode=pd")

@@ -25,15 +25,16 @@ from random import Random
 from statistics import fmean
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from winnow import LLM, SamplingParams
 from winnow.cache import CacheLayout, CacheSize
 from winnow.config import KV_RESERVATIONS
 from winnow_lab.bench.traces import read_trace
 from winnow_lab.report.tables import TextTable
-from winnow_lab.service.soak_load import VOCAB, tiny_llama
 from winnow_lab.study import Result, StudyOptions, flag, run_study
 
+VOCAB = 97
 STOP, BLOCK = 3, 16
 BLOCK_SIZES = (1, 4, 8, 16, 32, 64, 128)
 """The text's."""
@@ -206,6 +207,29 @@ def study(options: Options) -> Result:
     title = f"KV memory that is held and empty; lengths divided by {options.scale}"
     table = TextTable.read(title, head, lines, words=(3,))
     return Result("What reserving blocks wastes", [*([ends(workloads)] if options.trace else []), table])
+
+
+def tiny_llama(path: Path, positions: int = 1024) -> Path:
+    """Save a Llama of 2 layers, 4 query and 2 KV heads of 8; its random weights are large enough for varied answers."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=positions,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = LlamaForCausalLM(config)
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.data.normal_(0, 0.3)
+    model.save_pretrained(path)
+    return path
 
 
 if __name__ == "__main__":

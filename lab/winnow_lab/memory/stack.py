@@ -52,7 +52,7 @@ class Layer:
 
 
 LAYERS = (
-    Layer("padded", {"engine": "padded", "padded_mode": "static"}),
+    Layer("padded", {"engine": "padded:mode=static"}),
     Layer(
         "contiguous", {"engine": "paged", "kv_reservation": "max", "enable_prefix_caching": False}, printed=0
     ),
@@ -114,7 +114,6 @@ def options_of(layer: Layer, model: str | None, kv_memory: int, typed: Options) 
         options |= each.adds
     if layer.name == "padded":
         return options | {"max_num_seqs": typed.fits}
-    del options["padded_mode"]
     if layer.name == "eviction":
         options |= {"eviction": typed.eviction, "compression": typed.compression, "kv_floor": 1}
     return options | {"max_num_seqs": typed.requests}

@@ -1,6 +1,6 @@
 """BATON: dynamic re-batching of a padded batch, for any causal model that transformers runs (docs/padded.md).
 
-The engine behind `LLM(model, engine="padded", padded_mode="embedding", max_num_seqs=8, kv_memory="2GiB")`. The model is
+The engine behind `LLM(model, engine="padded:mode=embedding", max_num_seqs=8, kv_memory="2GiB")`. The model is
 not patched: it is called with `input_ids`, `attention_mask`, `position_ids` and a cache. All modes give the same
 tokens. Numbers in brackets are sections of the paper, "BATON: Enhancing Batch-wise Inference Efficiency for Large
 Language Models via Dynamic Re-batching".

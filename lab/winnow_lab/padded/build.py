@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from winnow.cache.memory import require_memory
-from winnow.config import EngineConfig, PaddedConfig
+from winnow.config import EngineConfig
 from winnow.engine.counters import Occupancy
 from winnow.engine.engine import Engine, Sampled
 from winnow.engine.executor import ServedModel
@@ -16,7 +16,8 @@ from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.requests.request_limits import answer_limit, check_tokens
 from winnow.engine.scheduling.queue import build_order
 from winnow.errors import CapacityError, InvalidRequestError, PrefixStoreError, UnsupportedModelError
-from winnow.models import PlainModel
+from winnow.executor.build import with_device_memory
+from winnow.models import PlainModel, load_plain_model
 from winnow.outputs import RequestOutput
 from winnow.sampling import Sampler
 from winnow.values.eviction_request import EVICTION_FIELDS
@@ -28,6 +29,7 @@ from winnow_lab.padded.executor import PaddedExecutor
 from winnow_lab.padded.memory_budget import MemoryBudget
 from winnow_lab.padded.model import PaddedModel, probe_shape
 from winnow_lab.padded.modes import MODES
+from winnow_lab.padded.options import PaddedOptions
 from winnow_lab.padded.prefill import check_padding
 from winnow_lab.padded.queue import Queue
 from winnow_lab.padded.sampler_slots import SamplerSlots
@@ -133,14 +135,30 @@ class PaddedEngine(Engine):
         return None
 
 
-def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable[[], float]) -> PaddedEngine:
+def build_padded_engine(
+    config: EngineConfig, clock: Callable[[], float]
+) -> tuple[PlainModel, PaddedEngine, EngineConfig]:
+    """Load a model as transformers runs it and build its engine: the entry point of `engine="padded"`. Raises as
+    `PaddedOptions.of`, `load_plain_model` and `padded_engine`."""
+    PaddedOptions.of(config)
+    return _opened(load_plain_model(config.model), config, clock)
+
+
+def _opened(
+    loaded: PlainModel, config: EngineConfig, clock: Callable[[], float]
+) -> tuple[PlainModel, PaddedEngine, EngineConfig]:
+    config = with_device_memory(config, loaded)
+    return loaded, padded_engine(loaded, config, clock), config
+
+
+def padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable[[], float]) -> PaddedEngine:
     """Build the padded engine around a model.
 
     Raises:
         UnsupportedModelError: the model's cache is not keys and values by token, padding changes what the model
             computes, or `overlap_prefill` is on and the model's passes cannot run in parallel.
     """
-    padded, scheduler = config.padded, config.scheduler
+    padded, scheduler = PaddedOptions.of(config), config.scheduler
     require_memory(config.cache.kv_memory, config.cache.kv_memory, loaded.device)
     model = PaddedModel(loaded.model)
     kv_shape = probe_shape(loaded.model)
@@ -156,10 +174,10 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
         seed=config.model.seed,
         grammars=loaded.grammars,
     )
-    counters, mode = Counters(), MODES[padded.padded_mode]
+    counters, mode = Counters(), MODES[padded.mode]
     if mode.keeps_gaps and not model.takes_positions:
         raise UnsupportedModelError(
-            f"{type(loaded.model).__name__} takes positions from columns, so padded_mode={padded.padded_mode} would "
+            f"{type(loaded.model).__name__} takes positions from columns, so mode={padded.mode} would "
             "change them"
         )
     fetch = StreamFetch(model.device) if model.device.type == "cuda" else None
@@ -191,9 +209,9 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
     return PaddedEngine(executor, executor, admission, served, config, clock)
 
 
-def _overlaps(config: PaddedConfig, model: PaddedModel) -> bool:
+def _overlaps(config: PaddedOptions, model: PaddedModel) -> bool:
     if config.overlap_prefill is None:
-        return config.padded_mode == "embedding" and model.device.type == "cuda" and model.is_pure
+        return config.mode == "embedding" and model.device.type == "cuda" and model.is_pure
     if config.overlap_prefill and not model.is_pure:
         raise UnsupportedModelError(
             f"overlap_prefill cannot be on for {type(model.model).__name__}: its rotary embeddings change with what "

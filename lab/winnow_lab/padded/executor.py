@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence as SequenceType
 from copy import copy
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -21,6 +22,24 @@ from winnow_lab.padded.prefill import Prefilled, prefill
 from winnow_lab.padded.stats import PaddedStats
 
 
+class NoMemory:
+    """What clients of an engine ask of KVs that outlive a request: there are none."""
+
+    def __init__(self) -> None:
+        self.sessions = self.files = self
+
+    def do_nothing(self, *_: Any) -> None: ...
+
+    def find_nothing(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+    def drop(self, *_: Any) -> bool:
+        return False
+
+    clear = next_aging = record_prefixes = write_all = do_nothing
+    list = take_prefix_events = find_nothing
+
+
 class PaddedExecutor:
     """Executor of the steps that the mode chooses.
 
@@ -32,7 +51,8 @@ class PaddedExecutor:
         background: prefills groups while the batch runs; None: the batch waits meanwhile.
     """
 
-    memory, overlaps = None, False
+    overlaps = False
+    memory = NoMemory()
 
     def __init__(
         self,

@@ -83,13 +83,12 @@ class EngineFlags(Flags):
     Attributes:
         engine: those that were typed, checked.
         CHOSEN: those without a flag.
-        SHOWN: defaults of its own, for `--help`; FIXED: values of options without a flag.
+        SHOWN: defaults of its own, for `--help`.
     """
 
     engine: Mapping[str, Any] = field(default_factory=dict, metadata={"is_engine": True}, kw_only=True)
     CHOSEN: ClassVar[tuple[str, ...]] = ()
     SHOWN: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,6 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
             _add(parser, each, hints[each.name])
     if issubclass(kind, EngineFlags):  # behind, as flags of other engines give way
         add_engine_flags(parser, kind.CHOSEN, kind.SHOWN)
-        parser.set_defaults(**kind.FIXED)
 
 
 def options_of(kind: type[_Options], typed: argparse.Namespace) -> _Options:

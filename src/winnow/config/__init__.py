@@ -6,12 +6,11 @@ from winnow.config.eviction import AUTO, COMPRESSING, FULL, EvictionConfig
 from winnow.config.media import MediaConfig
 from winnow.config.model import ATTENTION_BACKENDS, DTYPES, WEIGHT_DTYPES, ModelConfig
 from winnow.config.option import Effect, option, optional_int
-from winnow.config.padded import BENCH_PADDED_MODES, PADDED_MODES, PaddedConfig
 from winnow.config.scheduler import SCHEDULING_POLICIES, SchedulerConfig
 
 __all__ = [
-    "ATTENTION_BACKENDS", "AUTO", "BENCH_PADDED_MODES", "COMPRESSING", "DTYPES", "EFFECTS", "FULL",
-    "KV_RESERVATIONS", "PADDED_MODES", "PARTS", "PREFIX_DISK", "SCHEDULING_POLICIES", "WEIGHT_DTYPES",
-    "CacheConfig", "Effect", "EngineConfig", "EvictionConfig", "MediaConfig", "ModelConfig", "PaddedConfig",
+    "ATTENTION_BACKENDS", "AUTO", "COMPRESSING", "DTYPES", "EFFECTS", "FULL",
+    "KV_RESERVATIONS", "PARTS", "PREFIX_DISK", "SCHEDULING_POLICIES", "WEIGHT_DTYPES",
+    "CacheConfig", "Effect", "EngineConfig", "EvictionConfig", "MediaConfig", "ModelConfig",
     "SchedulerConfig", "option", "optional_int", "present_options",
 ]  # fmt: skip

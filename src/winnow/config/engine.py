@@ -9,7 +9,6 @@ from winnow.config.eviction import EvictionConfig
 from winnow.config.media import MediaConfig
 from winnow.config.model import ModelConfig
 from winnow.config.option import Effect
-from winnow.config.padded import PaddedConfig
 from winnow.config.scheduler import SchedulerConfig
 from winnow.errors import ConfigError
 from winnow.values.foreign_names import translate
@@ -25,28 +24,13 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     eviction: EvictionConfig = field(default_factory=EvictionConfig)
-    padded: PaddedConfig = field(default_factory=PaddedConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
 
     def __post_init__(self) -> None:
-        for name in PARTS:
-            needed, part = "padded" if name == "padded" else "paged", getattr(self, name)
-            for each in fields(part) if needed != self.model.engine else ():
-                value = getattr(part, each.name)
-                if each.name not in _OF_BOTH_ENGINES and value != each.default:
-                    raise ConfigError(
-                        f"{each.name} needs engine={needed}, got {value!r} and engine={self.model.engine}"
-                    )
         if self.model.tensor_parallel_size > 1 and self.cache.value_tier is not None:
             raise ConfigError(
                 "value_tier does not go with tensor_parallel_size above 1, got "
                 f"{self.cache.value_tier} and {self.model.tensor_parallel_size}"
-            )
-        quotas = [tenant.name for tenant in self.scheduler.tenants if tenant.has_quota]
-        if quotas and self.model.engine != "paged":
-            raise ConfigError(
-                f"tenants: guarantee and limit need engine=paged, got those of {', '.join(quotas)} and "
-                f"engine={self.model.engine}"
             )
 
     def settings(self) -> dict[str, Any]:
@@ -94,15 +78,6 @@ def present_options(options: Mapping[str, Any]) -> dict[str, Any]:
         given[present] = given.pop(name)
     return translate(given, vllm_names.ENGINE, EFFECTS, ConfigError, "option")
 
-
-_OF_BOTH_ENGINES = {
-    "model", "revision", "tokenizer", "engine", "dtype", "device", "threads", "load_format", "max_model_len",
-    "optimize", "generation_config", "verify_model", "model_cache", "seed", "kv_memory",
-    "gpu_memory_utilization", "enable_prefix_caching", "max_num_seqs", "max_num_batched_tokens",
-    "prefill_chunk", "scheduling_policy", "aging", "max_queued_requests", "max_queued_tokens", "tenants",
-    "limit_mm_per_prompt", "allowed_media_domains", "allowed_local_media_path",
-}  # fmt: skip
-"""Options that mean something to the paged and to the padded engine."""
 
 GPU_PART = 0.9
 """Part of a GPU's memory in use where no option says it; as vLLM's."""

@@ -21,7 +21,8 @@ WEIGHT_DTYPES = ("auto", *WEIGHT_DEVICES)
 WIDE_WEIGHTS = ("none", "head", "ends", "head-and-ends")
 LOAD_FORMATS = ("auto", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
-ENGINES = ("paged", "padded")
+PAGED = "paged"
+"""Winnow's own engine; others are joined by the entry points `winnow.engines`."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class ModelConfig:
         "directory, or org/name on the Hub, whose tokenizer and chat template are taken; left out: the model's own",
     )
     engine: str = option(
-        "paged",
-        "what runs the model: paged, or padded for any causal model of transformers as it is, without eviction",
-        choices=ENGINES,
+        PAGED,
+        "what runs the model: paged, or the name of an engine of another package (padded: of winnow-lab), with options "
+        "of its own behind a colon",
     )
     dtype: str = option(
         "auto",
@@ -122,7 +123,7 @@ class ModelConfig:
     seed: int = option(0, "seed of requests that bring none, and of dummy weights")
 
     def __post_init__(self) -> None:
-        check_choice("engine", self.engine, ENGINES)
+        require(isinstance(self.engine, str), "engine", "a name", self.engine)
         if str(self.tokenizer) == str(self.model):
             object.__setattr__(self, "tokenizer", None)
         # Also a torch.dtype, which is written torch.float16.

@@ -35,10 +35,7 @@ class Sampled:
 
 
 class Engine:
-    """Engine that serves requests from a paged KV cache that may be compressed. Its `clock` gives monotonic seconds.
-
-    Its `memory` owns all KVs; None: each request has its own, in an engine that computes steps in another way.
-    """
+    """Engine that serves requests from a paged KV cache that may be compressed. Its `clock` gives monotonic seconds."""
 
     def __init__(
         self,
@@ -50,7 +47,7 @@ class Engine:
         clock: Callable[[], float],
     ) -> None:
         self.scheduler = scheduler
-        self.memory: Memory | None = scheduler.memory
+        self.memory: Memory = scheduler.memory
         self.requests = RequestTable(model.tokenizer, model.eos_token_ids, clock)
         self._executor, self._admission, self._counters = executor, admission, Counters()
         self._model, self._config, self._clock = model, config, clock
@@ -138,19 +135,18 @@ class Engine:
         self._settle()
         if running:
             self._restart()
-        if self.memory is not None:
-            self.memory.clear(disk)
+        self.memory.clear(disk)
 
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """Write the compressed context of a request that was answered to a directory. Returns the file's path. Raises
         PrefixStoreError: it is not in the cache, or the disk refuses it."""
         self._settle()
         [sequence] = self._admit(new).sequences
-        return self.scheduler.memory.save_prefix(sequence, directory, self._model.prefix_format())
+        return self.memory.save_prefix(sequence, directory, self._model.prefix_format())
 
     def close(self) -> None:
         """Warn of settings that the run showed to be wrong, and free what is held."""
-        files = self.scheduler.memory.files
+        files = self.memory.files
         why = files.documents.why_unused()
         if why is not None:
             warnings.warn(f"no request used the prefix_store: {why}", stacklevel=2)
@@ -160,7 +156,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
         self._settle()
-        memory = self.scheduler.memory
+        memory = self.memory
         self._executor.apply(memory.ledger.take_update())
         self._executor.check_integrity(memory.ledger.holdings())
         memory.check_integrity(self.scheduler.running, list(self.scheduler.waiting))
@@ -190,7 +186,7 @@ class Engine:
             policy_name=granted.policy_name,
             reserved_tokens=granted.reserved_tokens,
         )
-        self.scheduler.memory.sessions.retention.check(request)
+        self.memory.sessions.retention.check(request)
         return request
 
     def _compute(self) -> Sampled | None:
@@ -333,8 +329,8 @@ class Engine:
         return outputs
 
     def _age_sessions(self) -> None:
-        sessions = None if self.memory is None else self.memory.sessions
-        while sessions is not None and (new := sessions.next_aging()) is not None:
+        sessions = self.memory.sessions
+        while (new := sessions.next_aging()) is not None:
             try:
                 request = self._admit(new)
             except InvalidRequestError:  # its budget is too small for what stays whole

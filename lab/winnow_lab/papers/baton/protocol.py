@@ -11,13 +11,15 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from winnow.cli.flags.engine import open_llm
-from winnow.config import EngineConfig, EvictionConfig, PaddedConfig
+from winnow.config import EngineConfig, EvictionConfig
+from winnow.config.model import PAGED
 from winnow.errors import ConfigError
 from winnow.llm import LLM
 from winnow.outputs import EngineStats
 from winnow_lab.bench.answering import Step, answer_all, fixed_length
 from winnow_lab.bench.traces import TraceRequest, read_trace, scaled
 from winnow_lab.evaluate.tasks.files import shipped_sentences
+from winnow_lab.padded.options import PaddedOptions
 from winnow_lab.padded.stats import PaddedStats
 from winnow_lab.study import EngineOptions, flag
 from winnow_lab.study.journal import CellJournal
@@ -131,8 +133,6 @@ def with_text(lengths: Sequence[Lengths], text: Sequence[int], first: int | None
     return queries
 
 
-PAGED = "paged"
-"""Winnow's own engine, for comparison."""
 MODES = ("static", "pd", "shaping-gaps", "shaping", "embedding", PAGED)
 
 
@@ -144,13 +144,11 @@ class Cell:
     mode: str
     batch: int
 
-    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the engine's, of those given; what only padded engines know is left out for the paged one."""
-        own: dict[str, Any] = {"dtype": "float32", **given, "max_num_seqs": self.batch}
-        if self.mode != PAGED:
-            return own | {"engine": "padded", "padded_mode": self.mode}
-        unknown = {field.name for field in fields(PaddedConfig)}
-        return {name: value for name, value in own.items() if name not in unknown} | {"engine": "paged"}
+    def options(self, given: Mapping[str, Any], padded: str = "") -> dict[str, Any]:
+        """Return the engine's, of those given; `padded` are further ones of padded engines, such as park_above=0.5."""
+        own = ",".join(filter(None, (f"mode={self.mode}", padded)))
+        engine = PAGED if self.mode == PAGED else f"padded:{own}"
+        return {"dtype": "float32", **given, "max_num_seqs": self.batch, "engine": engine}
 
     @property
     def key(self) -> str:
@@ -184,15 +182,14 @@ class Options(EngineOptions):
     rate: float | None = flag(
         None, "queries a second, a Poisson process or as the trace has them (default: all at once)"
     )
+    padded: str = flag("", "further options of padded engines, such as prefill_group=4,park_above=0.5")
     journal: Path | None = flag(None, "of what was measured: the same command resumes there")
     name: str = flag("baton", "of the files in --output")
     CHOSEN: ClassVar[tuple[str, ...]] = (
-        *("engine", "padded_mode", "max_num_seqs", "attention_backend", "block_size"),
+        *("engine", "max_num_seqs", "attention_backend", "block_size"),
         *vars(EvictionConfig()),
     )
     SHOWN: ClassVar[Mapping[str, Any]] = MappingProxyType({"dtype": "float32"})
-    # Options are checked for a padded engine, which most cells have.
-    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType({"engine": "padded"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,7 +202,9 @@ class Options(EngineOptions):
         if (TRACED in self.sets) != (self.trace is not None):
             raise ConfigError(f"--sets {TRACED} and --trace FILE go together")
         for cell in self.cells():
-            EngineConfig.from_options(cell.options(self.engine))
+            config = EngineConfig.from_options(cell.options(self.engine, self.padded))
+            if cell.mode != PAGED:
+                PaddedOptions.of(config)
 
     def cells(self) -> Iterator[Cell]:
         """Yield cells in the order in which they are measured: what is compared stands close together."""
@@ -241,7 +240,9 @@ class Options(EngineOptions):
 
     @property
     def identity(self) -> dict[str, Any]:
-        engine = EngineConfig.from_options(Cell(SHORT, "static", 1).options(self.engine)).settings()
+        engine = EngineConfig.from_options(
+            Cell(SHORT, "static", 1).options(self.engine, self.padded)
+        ).settings()
         names = ("scale", "short_scale", "query_seed", "rate", "trace_queries")
         own = {name: getattr(self, name) for name in names} | {"trace": self.trace and self.trace.name}
         return own | {"model": str(self.engine.get("model")), "engine": {**engine, "model": None}}
@@ -358,7 +359,7 @@ def measure(options: Options, journal: CellJournal) -> Iterator[None]:
     for turn in range(options.repeats):
         for cell in options.cells():
             if len(journal.rows.get(cell.key, ())) <= turn:
-                with open_llm(cell.options(options.engine)) as llm:
+                with open_llm(cell.options(options.engine, options.padded)) as llm:
                     queries = queries_of(options, cell, llm)
                     run = run_cell(llm, queries, options.arrivals(cell, len(queries)))
                 journal.add(cell.key, asdict(run))

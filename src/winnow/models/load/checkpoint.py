@@ -144,7 +144,7 @@ def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
     model = source.load(None)
     first = bind_positions(model, nullcontext())
     return PlainModel(
-        processor="engine=padded reads text alone",
+        processor="engines other than engine=paged read text alone",
         max_model_len=context_limit(source.model_config).less(first).take(config.max_model_len),
         model=model,
         tokenizer=tokenizer,

@@ -104,7 +104,7 @@ def load_plain_model(config: ModelConfig) -> PlainModel:
     path = locate_model(config)
     if is_packed(path):
         raise UnsupportedModelError(
-            f"model: {path} is packed for engine=paged; engine=padded runs the model as it was published"
+            f"model: {path} is packed for engine=paged; other engines run the model as it was published"
         )
     from winnow.models.load.checkpoint import load_plain_checkpoint
 

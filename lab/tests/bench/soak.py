@@ -1,6 +1,6 @@
 """Many requests through a cache that is far too small for them, and each of them held to what it is owed.
 
-    python -m winnow_lab.service.soak --requests 5000 --tenants --scheduling-policy fair --fail-steps 0.01
+    python lab/tests/bench/soak.py --requests 5000 --tenants --scheduling-policy fair --fail-steps 0.01
 
 Prompts begin alike, arrive with random priorities under several policies, some ask for more than one sample,
 some are forked in the middle of their answers, some are aborted. Every request must end exactly once;
@@ -29,14 +29,7 @@ from random import Random
 from typing import Any
 
 from rich.console import Console
-
-from winnow import LLM, RequestOutput
-from winnow.config import SCHEDULING_POLICIES
-from winnow.errors import InvalidRequestError
-from winnow.eviction.presets import find_preset
-from winnow_lab.bench.traces import read_trace
-from winnow_lab.report.tables import TextTable
-from winnow_lab.service.soak_load import (
+from soak_load import (
     LONGEST,
     TENANTS,
     DamagedFiles,
@@ -46,8 +39,15 @@ from winnow_lab.service.soak_load import (
     drawn_lengths,
     fitted,
     requests,
-    tiny_llama,
 )
+
+from winnow import LLM, RequestOutput
+from winnow.config import SCHEDULING_POLICIES
+from winnow.errors import InvalidRequestError
+from winnow.eviction.presets import find_preset
+from winnow_lab.bench.traces import read_trace
+from winnow_lab.memory.reservation import tiny_llama
+from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 
@@ -350,9 +350,9 @@ def study(options: Options) -> Result:
     with tempfile.TemporaryDirectory() as directory:
         cache = options.cache or Path(directory) / "cache"
         own = [*sys.argv[1:], "--cache", str(cache), "--processes", "1"]
-        command = [sys.executable, "-m", "winnow_lab.service.soak", *own]
+        command = [sys.executable, __file__, *own]
         others = [
-            subprocess.Popen([*command, "--seed", str(options.seed + number)])  # noqa: S603
+            subprocess.Popen([*command, "--seed", str(options.seed + number)])
             for number in range(1, options.processes)
         ]
         result = _serve(options, Path(directory), cache if options.disk else None)

@@ -6,14 +6,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from winnow import LLM, SamplingParams
 from winnow.values.tenants import Tenant, parse_tenants
 from winnow_lab.bench.traces import TraceRequest, scaled
+from winnow_lab.memory.reservation import VOCAB
 
-VOCAB = 97
 LONGEST = 256
 """Tokens of a prompt and its answer, at most."""
 
@@ -172,26 +169,3 @@ class Failures:
             return result
 
         return wrapped
-
-
-def tiny_llama(path: Path, positions: int = 4 * LONGEST) -> Path:
-    """Save a Llama of 2 layers, 4 query and 2 KV heads of 8; its random weights are large enough for varied answers."""
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=positions,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        model = LlamaForCausalLM(config)
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.data.normal_(0, 0.3)
-    model.save_pretrained(path)
-    return path

@@ -1,0 +1,70 @@
+"""Tests of what holds for any engine, with the padded one, and what it alone refuses."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from winnow import LLM, SamplingParams
+from winnow.chat import TokenizedPrompt
+from winnow.errors import ConfigError, InvalidRequestError
+from winnow.values.session_request import SessionRequest
+
+TESTS = Path(__file__).parents[3] / "tests"
+sys.path += [str(TESTS / "engine"), str(TESTS / "models")]
+
+from test_end_tokens import (  # noqa: E402, F401
+    fine_tune,
+    test_a_special_tokens_text_is_a_stop_string,
+    test_the_tokenizers_end_token_ends_an_answer,
+)
+from test_llm_tenants import open_llm, test_a_full_queue_refuses_and_takes_again, test_scheduling_policies  # noqa: E402, F401
+from test_loop import TestInterruptions, TestRequests, engine  # noqa: E402, F401
+from test_not_finite import (  # noqa: E402, F401
+    faulty,
+    open_llm as open_faulty,
+    test_a_forced_token_spoils_an_answer_that_has_begun,
+    test_a_request_fails_alone,
+    test_every_token_ruled_out_by_the_request,
+    test_prompt_logprobs_that_are_no_numbers_fail_the_request,
+)
+from test_positions import test_logprobs_equal_those_without_a_cache  # noqa: E402, F401
+from test_request_faults import (  # noqa: E402, F401
+    test_a_detokenizer_that_raises,
+    test_an_answer_that_cannot_begin_leaves_nothing_behind,
+    test_half_a_surrogate_pair,
+    test_prompt_logprobs_whose_texts_raise,
+)
+
+
+@pytest.fixture(scope="session")
+def engine_name() -> str:
+    return "padded:prefill_group=1"
+
+
+@pytest.fixture(scope="module", params=["embedding", "shaping"])
+def llm(faulty: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:  # noqa: F811
+    with open_faulty(faulty, engine=f"padded:mode={request.param}") as llm:
+        yield llm
+        llm.check_integrity()
+        assert not llm.has_unfinished
+
+
+def test_what_needs_kvs_that_stay_is_refused(llm: LLM, tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=2)
+    for terms in ({"ttl": 5}, {"prefetch": True}):
+        session = SessionRequest("one", **terms)
+        with pytest.raises(InvalidRequestError, match="ttl and prefetch need engine=paged"):
+            llm.submit_all([llm.new_request(TokenizedPrompt(None, [5] * 40), params, session=session)])
+    parent = llm.submit([5, 6], params)
+    with pytest.raises(InvalidRequestError, match="cannot be forked: that needs engine=paged"):
+        llm.fork(parent)
+    llm.abort(parent)
+    assert llm.sessions() == llm.take_prefix_events() == [] and not llm.drop_session("one")
+    assert llm.reset_prefix_cache()
+
+
+def test_quotas_are_refused() -> None:
+    with pytest.raises(ConfigError, match="guarantee and limit need engine=paged, got those of a"):
+        LLM(engine="padded", tenants={"a": {"limit": 0.5}, "b": {"weight": 2}})

@@ -1,1 +1,0 @@
-"""Studies of servers under load, and for hours."""
