@@ -9,22 +9,22 @@ from winnow.vllm.modules import VllmModules, absent
 if TYPE_CHECKING:
     from winnow.llm import LLM
     from winnow.outputs import CompletionOutput, RequestOutput
-    from winnow.prompts import PromptType, TextPrompt, TokensPrompt
+    from winnow.prompts import Document, PromptType, TextPrompt, TokensPrompt
     from winnow.sampling import SamplingParams
     from winnow.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
     from winnow.vllm.engines import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
 
 __all__ = [
-    "LLM", "AsyncEngineArgs", "AsyncLLMEngine", "CompletionOutput", "EngineArgs", "GuidedDecodingParams",
-    "LLMEngine", "PromptType", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "TextPrompt",
-    "TokensPrompt",
+    "LLM", "AsyncEngineArgs", "AsyncLLMEngine", "CompletionOutput", "Document", "EngineArgs",
+    "GuidedDecodingParams", "LLMEngine", "PromptType", "RequestOutput", "SamplingParams",
+    "StructuredOutputsParams", "TextPrompt", "TokensPrompt",
 ]  # fmt: skip
 
 
 _HOMES = {
     "winnow.llm": ["LLM"],
     "winnow.outputs": ["CompletionOutput", "RequestOutput"],
-    "winnow.prompts": ["PromptType", "TextPrompt", "TokensPrompt"],
+    "winnow.prompts": ["Document", "PromptType", "TextPrompt", "TokensPrompt"],
     "winnow.sampling.params": ["SamplingParams"],
     "winnow.sampling.structured": ["GuidedDecodingParams", "StructuredOutputsParams"],
     "winnow.vllm.engines": ["AsyncEngineArgs", "AsyncLLMEngine", "EngineArgs", "LLMEngine"],

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
@@ -69,6 +69,7 @@ class TokenizedPrompt(NamedTuple):
         text: None where token ids were given.
         template_tail: tokens at its end that a chat template wrote behind the last message; 0 without a template.
         system_tokens: tokens at its beginning before the first message that is no system prompt.
+        documents: tokens, half-open, of texts that may stand elsewhere in other prompts; see `mark_documents`.
     """
 
     text: str | None
@@ -76,6 +77,7 @@ class TokenizedPrompt(NamedTuple):
     template_tail: int = 0
     system_tokens: int = 0
     images: tuple[PromptImage, ...] = ()
+    documents: tuple[tuple[int, int], ...] = ()
 
 
 def require_characters(name: str, text: str) -> None:
@@ -204,12 +206,36 @@ def apply_template(
     plain = partial(tokenizer.encode, add_special_tokens=False)
     tail = _text_behind(tokenizer, conversation, prompt, options)
     token_ids = plain(prompt) if encode is None else encode(prompt, tail, plain)
+    given = options.variables.get("documents") or ()
+    texts = [each.get("text") if isinstance(each, Mapping) else each for each in given]
+    documents = mark_documents(prompt, texts, plain)
+    if given and not documents:
+        raise InvalidRequestError(
+            "documents must be texts that the model's chat template shows, it shows none"
+        )
     return TokenizedPrompt(
         prompt,
         token_ids,
         tail_tokens(tokenizer, token_ids, tail),
         len(plain(_system_text(conversation, prompt))),
+        documents=documents,
     )
+
+
+def mark_documents(
+    prompt: str, texts: Iterable[Any], encode: Callable[[str], list[int]], before: int = 0
+) -> tuple[tuple[int, int], ...]:
+    """Return about which tokens of a prompt each of some texts are that stand in it, in order: a tokenizer may join the
+    letters at their ends to others. `before` are tokens that no text stands for."""
+    found: list[tuple[int, int]] = []
+    at, tokens = 0, before
+    for text in texts:
+        start = prompt.find(text, at) if isinstance(text, str) and text else -1
+        if start >= 0:
+            first = tokens + len(encode(prompt[at:start]))
+            at, tokens = start + len(text), first + len(encode(text))
+            found.append((first, tokens))
+    return tuple(found)
 
 
 def document_tokens(tokenizer: Tokenizer, text: str, *, chat: bool = False) -> list[int]:

@@ -155,6 +155,8 @@ class EngineClient:
             request_id = self.driver.new_id()
         if prompt.images:
             options["images"] = prompt.images
+        if prompt.documents:
+            options["documents"] = prompt.documents
         # A copy: the caller may assign to theirs.
         return NewRequest(request_id, prompt.text, prompt.token_ids, copy(params), **options)
 

@@ -118,6 +118,10 @@ class RequestOutput:
     """One entry per prompt token. The first is None, as no token precedes it."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KVs were in the prefix cache, and were not computed."""
+    num_reused_tokens: int = 0
+    """Prompt tokens whose KVs were computed elsewhere in another prompt (`SamplingParams.reuse`): approximate."""
+    num_repaired_tokens: int = 0
+    """Prompt tokens of such documents that were computed again."""
     images: tuple[PromptImage, ...] = ()
     """Pictures of the prompt: which tokens stand for them, and for what part."""
 
@@ -287,6 +291,10 @@ class EngineStats:
     """Prompt tokens computed; recomputed ones count again."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when their requests were first scheduled."""
+    reused_tokens: int = 0
+    """Prompt tokens whose KVs were computed elsewhere in other prompts, and placed."""
+    repaired_tokens: int = 0
+    """Prompt tokens of what was placed that were computed again."""
     cached_bytes: int = 0
     """Bytes of blocks that only the prefix cache holds: they count as free."""
     generated_tokens: int = 0

@@ -1,7 +1,7 @@
 """Prompts as callers write them, and as the engine takes them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -14,6 +14,7 @@ from winnow.chat import (
     TokenizedPrompt,
     Tokenizer,
     apply_template,
+    mark_documents,
     put_images,
     require_characters,
     take_images,
@@ -21,6 +22,7 @@ from winnow.chat import (
 from winnow.errors import InvalidRequestError
 from winnow.media import MediaLoader
 from winnow.sampling.turns import Turns
+from winnow.values.checks import require
 from winnow.values.foreign_names import translate
 from winnow.values.images import PromptImage
 from winnow.vllm import names as vllm_names
@@ -69,14 +71,27 @@ class ImageProcessor(Protocol):
         InvalidRequestError: marks and pictures are not as many, or the model cannot read one."""
 
 
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
+@dataclass(frozen=True)
+class Document:
+    """A text within a prompt, [text, Document(...), text], that may stand elsewhere in others; see the option reuse."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        is_text = isinstance(self.text, str) and bool(self.text)
+        require(is_text, "text of a document", "text", self.text, InvalidRequestError)
+
+
+Prompt = str | Sequence[int] | Sequence[str | Document] | TextPrompt | TokensPrompt | Mapping[str, Any]
 PromptType = Prompt  # vLLM's name
 TEXT_ALONE = "the model reads text alone"
 _KEYS = tuple(TokensPrompt.__annotations__)
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    single = isinstance(prompts, str | Mapping) or (bool(prompts) and _is_token_ids(prompts))
+    single = isinstance(prompts, str | Mapping) or (
+        bool(prompts) and (_is_token_ids(prompts) or _has_documents(prompts))
+    )
     return cast("list[Prompt]", [prompts] if single else list(prompts))
 
 
@@ -112,6 +127,12 @@ class PromptTokenizer:
             keys = translate(prompt, vllm_names.PROMPT, _KEYS, InvalidRequestError, "key of a prompt")
             content = keys.get("prompt_token_ids", keys.get("prompt", ()))
             images = _images(keys.get("multi_modal_data"))
+        documents: list[str] = []
+        if _has_documents(content):
+            parts = [each.text if isinstance(each, Document) else each for each in content]
+            require(all(isinstance(each, str) for each in parts), *_PARTS, content, InvalidRequestError)
+            documents = [each.text for each in content if isinstance(each, Document)]
+            content = "".join(parts)
         if not isinstance(content, str):
             if not _is_token_ids(content):
                 raise InvalidRequestError("prompt must be text or a list of token ids")
@@ -128,9 +149,9 @@ class PromptTokenizer:
         if images:
             return self._with_images(content, content, images, add_special_tokens=add_special_tokens)
         with self._using:
-            return TokenizedPrompt(
-                content, self._tokenizer.encode(content, add_special_tokens=add_special_tokens)
-            )
+            token_ids = self._tokenizer.encode(content, add_special_tokens=add_special_tokens)
+            plain = partial(self._tokenizer.encode, add_special_tokens=False)
+            return TokenizedPrompt(content, token_ids, documents=mark_documents(content, documents, plain))
 
     def tokenize_chat(
         self, messages: Sequence[Message], template: TemplateOptions = PLAIN, tenant: str | None = None
@@ -194,6 +215,13 @@ class PromptTokenizer:
         with self._using:
             token_ids, found = processor.process(content, images, add_special_tokens=add_special_tokens)
         return TokenizedPrompt(text, token_ids, images=found)
+
+
+_PARTS = "prompt", "texts and documents"
+
+
+def _has_documents(value: Any) -> bool:
+    return isinstance(value, Sequence) and any(isinstance(each, Document) for each in value)
 
 
 def _images(data: Any) -> list[Any]:

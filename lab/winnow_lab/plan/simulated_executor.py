@@ -50,6 +50,7 @@ class SimulatedExecutor:
     attention = "simulated"
     overlaps = False
     tower = VisionTower()
+    reuse_refusal = None
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class SimulatedExecutor:
 
     def work(self, plan: StepPlan) -> StepWork:
         entries = plan.entries
-        counts = np.fromiter((len(entry.token_ids) for entry in entries), np.float64, len(entries))
+        counts = np.fromiter((entry.count - entry.reused for entry in entries), np.float64, len(entries))
         held = self.mean_kvs([entry.slot for entry in entries])
         traffic, link = self._traffic, 0.0
         if traffic.rows:

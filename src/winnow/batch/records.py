@@ -12,7 +12,7 @@ from winnow.metrics import score
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import ApiError
 from winnow.openai.logprobs import cumulative_logprob, finite_logprob, ranked
-from winnow.openai.response import ResponseForm, completion_object, usage_object
+from winnow.openai.response import ResponseForm, cached_tokens, completion_object, usage_object
 from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
 from winnow.sampling import Logprob
 from winnow.values.json_values import dump_json
@@ -67,7 +67,7 @@ def _flat(job: Job, output: RequestOutput) -> Record:
     usage = usage_object(
         len(output.prompt_token_ids),
         sum(len(answer.token_ids) for answer in output.outputs),
-        output.num_cached_tokens,
+        cached_tokens(output),
         [answer.eviction for answer in output.outputs],
         sum(answer.reasoning_tokens for answer in output.outputs),
     )

@@ -150,6 +150,10 @@ class KindPool:
     def biases_of(self, block: Tensor) -> Tensor:
         return self._read((BIAS,), (block,))[BIAS.name].flatten(-3).float()
 
+    def set_keys(self, slot: Tensor, k: Tensor) -> None:
+        """Replace keys in slots, int64 [...], by k, [..., d]; values and numbers stay."""
+        self._store(self.numbers.place(slot), self.kind.codec.encode_keys(k))
+
     def set_fitted(self, slot: Tensor, v: Tensor, bias: Tensor) -> None:
         """Replace values and biases in slots, int64 [...], by v, [..., d], and bias, [...]; keys and numbers stay."""
         encoded = self.kind.codec.encode_values(v) | {BIAS.name: bias[..., None]}

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from winnow.config.option import Effect, option
 from winnow.errors import ConfigError
-from winnow.values.checks import check_choice, check_integer, require
+from winnow.values.checks import check_choice, check_integer, check_number, require
 from winnow.values.kv_dtype import KV_FORMATS, ROTATIONS, KVDtype, WideParts, check_group
+from winnow.values.reuse import EXACT, REUSES
 from winnow.values.units import format_bytes, parse_bytes
 from winnow.values.value_tier import ValueTier
 
@@ -40,6 +41,16 @@ class CacheConfig:
         True,
         "keep the KVs of prompts while memory lasts, and let later requests that begin alike take them",
         effect=Effect.BATCHES,
+    )
+    reuse: str = option(
+        EXACT,
+        "what requests take of KVs that others computed: exact: prefixes, as they were computed; documents: what a "
+        "prompt marks as documents too, wherever they stand; anywhere: any run of 128 tokens too. All but prefixes is "
+        "approximate. A request may ask for another",
+        choices=REUSES,
+    )
+    reuse_share: float = option(
+        0.15, "part of the tokens of reused documents that is computed again: those that change most"
     )
     prefix_store: str | Path | None = option(
         None,
@@ -153,6 +164,13 @@ class CacheConfig:
             what = "another directory than prefix_store"
             require(not same, "prefix_cache_dir", what, self.prefix_cache_dir)
         check_integer("block_size", self.block_size, 1, 1024)
+        check_choice("reuse", self.reuse, REUSES)
+        check_number("reuse_share", self.reuse_share, 0, 1)
+        if self.reuse != EXACT and not self.shares_prefixes:
+            raise ConfigError(
+                f"reuse={self.reuse} needs enable_prefix_caching and kv_reservation=on-demand, got "
+                f"{self.enable_prefix_caching} and {self.kv_reservation}"
+            )
         check_group("kv_group", self.kv_group)
         check_choice("kv_rotate", self.kv_rotate, ROTATIONS)
         _ = self.kv_dtype, self.wide_parts

@@ -43,6 +43,7 @@ def assemble(
         saved=saved,
         cached=cached,
         session_memory=cache.session_memory,
+        reuse_share=cache.reuse_share,
     )
     if cache.kv_offloading_size is not None:
         nbytes, *seconds = executor.time_copies(clock)

@@ -46,7 +46,7 @@ class Counters:
                 for tally in (sequence.replay, self.replay):
                     tally.add(entry.count, of_token * count)
             elif entry.start < prompt_len:
-                prompt_tokens += min(entry.end, prompt_len) - entry.start
+                prompt_tokens += min(entry.end, prompt_len) - entry.start - entry.reused
                 prefill += count
             else:
                 decode += count
@@ -71,6 +71,8 @@ class Counters:
             prompt_tokens=requests.prompt_tokens,
             cached_tokens=ledger.prefixes.num_hit_tokens,
             cached_bytes=ledger.cached_bytes,
+            reused_tokens=memory.spans.num_reused,
+            repaired_tokens=memory.spans.num_repaired,
             generated_tokens=requests.generated_tokens,
             num_preemptions=scheduler.running.num_preemptions,
             num_swaps=swaps["num_swaps"],

@@ -21,6 +21,7 @@ from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.errors import InvalidRequestError, describe_error
 from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling import SamplingParams
+from winnow.values.reuse import EXACT
 
 
 @dataclass(frozen=True)
@@ -185,9 +186,20 @@ class Engine:
             evictions=granted.evictions,
             policy_name=granted.policy_name,
             reserved_tokens=granted.reserved_tokens,
+            reuse=self._reuse(params),
         )
         self.memory.sessions.retention.check(request)
         return request
+
+    def _reuse(self, params: SamplingParams) -> str:
+        """Return what a request takes of KVs of others. Warns once where the model allows prefixes alone."""
+        asked = params.reuse or self._config.cache.reuse
+        if asked == EXACT or self._executor.reuse_refusal is None:
+            return asked
+        warnings.warn(
+            f"reuse={asked} takes prefixes alone of this model: {self._executor.reuse_refusal}", stacklevel=2
+        )
+        return EXACT
 
     def _compute(self) -> Sampled | None:
         """Compute a step, of at least one unfinished request. None: no sequence could be served. On any exception roll

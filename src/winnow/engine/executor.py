@@ -41,12 +41,16 @@ class Executor(Protocol):
     Attributes:
         attention: the name of the backend that computes attention.
         overlaps: submitting a step before the previous one is collected saves time; on CPUs it does not.
+        reuse_refusal: why KVs stand only where they were computed; None: elsewhere too (`PlannedSequence.placed`).
     """
 
     attention: str
     layout: CacheLayout
     size: CacheSize
     overlaps: bool
+
+    @property
+    def reuse_refusal(self) -> str | None: ...
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         """Fill in parameters that a request leaves open, such as the seed. Called once, when it arrives."""

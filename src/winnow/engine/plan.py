@@ -31,6 +31,20 @@ class NewSequence:
     images: tuple[PromptImage, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class PlacedSpan:
+    """Tokens of a sequence, from index `start` on, whose KVs were computed at other positions or behind other tokens.
+
+    They are copied from `blocks`, int32 [n, rows], the first one from slot `offset` of the first block; keys are turned
+    to their new positions.
+    """
+
+    start: int
+    count: int
+    offset: int
+    blocks: IntArray
+
+
 @dataclass(slots=True)  # not frozen: every step makes one of each sequence, which would take twice as long
 class PlannedSequence:
     """Tokens of the sequence in a slot, from token index `start` on; its rows already have room for them.
@@ -44,6 +58,8 @@ class PlannedSequence:
         logprobs: indices of tokens, half-open, whose logits are asked for since they predict the prompt's next ones.
         num_drafts: its last tokens of this number are proposals: the slot, which alone samples, samples from the logits
             of the token before them and of each, as far as it samples what is proposed.
+        placed: spans among its tokens whose KVs are placed; all are computed in the first layers, and only some, the
+            `repaired` ones, in the others.
     """
 
     slot: int
@@ -54,6 +70,13 @@ class PlannedSequence:
     replay: int | None = None
     logprobs: tuple[int, int] | None = None
     num_drafts: int = 0
+    placed: tuple[PlacedSpan, ...] = ()
+    repaired: int = 0
+
+    @property
+    def reused(self) -> int:
+        """Tokens that are not computed in all layers."""
+        return sum(span.count for span in self.placed) - self.repaired
 
     @property
     def count(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,16 @@ from winnow.eviction.replay import ReplayPass, ReplaySpan, observe_replay
 from winnow.executor.occupants import Occupants
 
 
+class Narrowing(Protocol):
+    """Choice of the tokens that layers from `first_layer` on compute."""
+
+    first_layer: int
+
+    def narrow(self) -> "tuple[Tensor, PagedAttentionStep]":
+        """Return the tokens that go on, int64 [n], places in the batch in the order of the narrower one, and the step
+        that they attend in."""
+
+
 @dataclass(frozen=True)
 class PagedAttentionStep:
     """A packed batch over the paged cache; see `winnow.models.bind.binding.AttentionStep`."""
@@ -28,6 +39,8 @@ class PagedAttentionStep:
     logits_indices: Tensor | None  # tokens whose logits are wanted, int64 [n]; None: all of the batch
     probes: tuple[tuple[Probe, Watched], ...] = ()
     replays: tuple[ReplaySpan, ...] = ()
+    repair: "Narrowing | None" = None
+    """Says which tokens go on after the first layers; None: all."""
 
     @property
     def native(self) -> NativeStep | None:

@@ -85,6 +85,7 @@ class TensorParallelExecutor:
 
     overlaps = False
     tower = VisionTower()
+    reuse_refusal = "several processes compute it"
 
     def __init__(
         self, team: RankTeam, loaded: LoadedModel, config: EngineConfig, layout: CacheLayout, size: CacheSize

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence as SequenceType
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from winnow.eviction.probes import probes_of
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans, with_own_parts
 from winnow.executor.image_features import ImageFeatures
 from winnow.executor.occupants import Occupants
+from winnow.executor.placement import PlacedTokens, Repair, place_spans, reuse_refusal
 from winnow.executor.signals import EngineSignals
 from winnow.executor.step_graphs import Forward, StepGraphs, computes_apart, graph_capture
 from winnow.models import LoadedModel
@@ -178,6 +180,8 @@ class TorchExecutor:
             self._signals.watch(plan) if evicts else (),
             replays,
         )
+        if placed := self._place(plan):
+            step = replace(step, repair=Repair(self._backend, self.cache, plan, spans, placed, step))
         rows = self._forward(plan, spans, step, logits.tokens, wanted)
         if self._hidden is not None:
             self._hidden.record(plan)
@@ -206,6 +210,16 @@ class TorchExecutor:
         if self._recurrent and plan.drafts:
             drafts = tuple((e.slot, e.num_drafts) for e in plan.entries for _ in e.samplers)
         return SubmittedStep(sampled, scored, traffic, evicts, drafts)
+
+    @cached_property
+    def reuse_refusal(self) -> str | None:
+        return reuse_refusal(self._model, self.layout, hidden=self._hidden is not None)
+
+    def _place(self, plan: StepPlan) -> list[PlacedTokens]:
+        if not any(entry.placed for entry in plan.entries):
+            return []
+        assert self._model.rotation is not None, "spans are placed only where `reuse_refusal` allows it"
+        return place_spans(self.cache, self._model.rotation, plan)
 
     @torch.inference_mode()
     def collect(self, handle: SubmittedStep) -> StepResult:

@@ -1,6 +1,7 @@
 """Objects that answer a body, `text_completion` and `chat.completion`: chunks of a stream, and whole ones of them."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring as encode_text
@@ -71,9 +72,13 @@ class ResponseForm:
 
 
 def usage_object(
-    prompt: int, answers: int, cached: int, reports: Sequence[EvictionReport | None] = (), thoughts: int = 0
+    prompt: int,
+    answers: int,
+    cached: Mapping[str, int],
+    reports: Sequence[EvictionReport | None] = (),
+    thoughts: int = 0,
 ) -> dict[str, Any]:
-    """Return the object that counts tokens; `cached` were not computed, `thoughts` are reasoning.
+    """Return the object that counts tokens; `cached` are details of the prompt (`cached_tokens`), `thoughts` reasoning.
 
     Reports are of the answers whose KVs are not all kept: they say how many tokens' are, on average over rows.
     """
@@ -85,9 +90,17 @@ def usage_object(
         "prompt_tokens": prompt,
         "completion_tokens": answers,
         "total_tokens": prompt + answers,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "prompt_tokens_details": dict(cached),
     }
     return found | ({"completion_tokens_details": {"reasoning_tokens": thoughts}} if thoughts else {})
+
+
+def cached_tokens(output: RequestOutput) -> Counter[str]:
+    """Return tokens of a prompt that were not computed, and of documents that stand elsewhere those that were."""
+    found = Counter(cached_tokens=output.num_cached_tokens)
+    if output.num_reused_tokens or output.num_repaired_tokens:
+        found.update(reused_tokens=output.num_reused_tokens, repaired_tokens=output.num_repaired_tokens)
+    return found
 
 
 def finish_reason(answer: CompletionOutput) -> str | None:
@@ -159,13 +172,13 @@ class ChunkStream:
         self._head = form.head(chunk=True)
         self._choices: dict[int, _Choice] = {}
         self._prompt_tokens: dict[int, int] = {}
-        self._cached_tokens: dict[int, int] = {}
+        self._cached_tokens: dict[int, Counter[str]] = {}
         self._reports: list[EvictionReport] = []
 
     def push(self, place: int, output: RequestOutput) -> Iterator[Record]:
         """Yield the chunks of a delta of prompt number `place`."""
         self._prompt_tokens[place] = len(output.prompt_token_ids)
-        self._cached_tokens[place] = output.num_cached_tokens
+        self._cached_tokens[place] = cached_tokens(output)
         for answer in output.outputs:
             index = place * self._asked.params.n + answer.index
             choice = self._choices.setdefault(index, _Choice())
@@ -226,7 +239,9 @@ class ChunkStream:
 
     def usage(self) -> Record:
         answers = 0 if self._asked.only_echo else sum(each.num_tokens for each in self._choices.values())
-        cached = sum(self._cached_tokens.values())
+        cached = Counter(cached_tokens=0)
+        for each in self._cached_tokens.values():
+            cached.update(each)
         thoughts = sum(each.reasoning_tokens for each in self._choices.values())
         return usage_object(sum(self._prompt_tokens.values()), answers, cached, self._reports, thoughts)
 

@@ -99,6 +99,10 @@ def read_template_options(values: dict[str, Any], tools: Sequence[Mapping[str, A
         if not isinstance(value, str | bool | int) and name != "documents":
             where, kind = f"chat_template_kwargs.{name}", json_kind(value)
             raise invalid(where, f"must be a text or a switch, got {kind}", "chat_template_kwargs")
+    if (documents := values.pop("documents", None)) is not None:
+        if not isinstance(documents, list) or not all(isinstance(each, dict) for each in documents):
+            raise invalid("documents", "must be a list of objects with text")
+        variables = {"documents": documents, **variables}
     effort = values.pop("reasoning_effort", None)
     if effort is not None:
         if effort not in _EFFORTS:

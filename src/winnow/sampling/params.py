@@ -14,6 +14,7 @@ from winnow.sampling.structured import StructuredOutputs
 from winnow.values.checks import Limits, parameter
 from winnow.values.eviction_request import Amount, EvictionRequest, check_one_amount
 from winnow.values.foreign_names import accept_fields
+from winnow.values.reuse import REUSES
 from winnow.vllm import names as vllm_names
 
 MAX_N = 128
@@ -91,6 +92,8 @@ class SamplingParams(EvictionRequest):
         reasoning: marks around the reasoning that the answer may begin with, the opening one empty where the prompt
             ends within it. `stop` acts behind it, and its tokens are counted. Readers of chats set it; requests cannot.
         until: opens what reads the answer's text and says when it is complete; set as `reasoning` is.
+        reuse: what the prompt takes of KVs that others computed, one of `winnow.values.reuse.REUSES`; None: as the
+            engine's. With documents and anywhere answers are approximate.
         output_kind: what a request that is stepped or streamed returns before its end, a `RequestOutputKind`.
 
     Raises:
@@ -122,6 +125,7 @@ class SamplingParams(EvictionRequest):
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = parameter(None, hash=False)
     reasoning: ReasoningMarks | None = None
     until: Callable[[], AnswerEnd] | None = field(default=None, hash=False, repr=False)
+    reuse: str | None = None
     output_kind: int = parameter(RequestOutputKind.CUMULATIVE, Limits(0, 2))
 
     def __post_init__(self) -> None:
@@ -131,6 +135,7 @@ class SamplingParams(EvictionRequest):
             self._store("seed", None)
         most, limit = self.max_tokens, f"at most max_tokens ({self.max_tokens})"
         require(most is None or self.min_tokens <= most, "min_tokens", limit, self.min_tokens)
+        require(self.reuse in (None, *REUSES), "reuse", f"one of {', '.join(REUSES)}", self.reuse)
         self._store("stop", list_params.stop_strings(self.stop))
         self._store("stop_token_ids", list_params.stop_token_ids(self.stop_token_ids))
         self._store("logit_bias", list_params.logit_bias(self.logit_bias))

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from secrets import token_bytes
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class PrefixChain:
         self._block_size = block_size
         self._seed = sha256(salt.encode(errors="surrogatepass")).digest()
         self._last = self._seed
+        self._parted: tuple[int, PrefixKey] | None = None
         # Key and tokens of each block.
         self.links: list[tuple[PrefixKey, tuple[int, ...]]] = []
         # Numbers of tokens after which other sequences differ, so that a state after them is worth keeping.
@@ -35,8 +37,26 @@ class PrefixChain:
     def fork(self) -> "PrefixChain":
         child = PrefixChain(self.salt, self._block_size)
         child._last, child.links, child.snapshots = self._last, list(self.links), dict(self.snapshots)
-        child.earlier = list(self.earlier)
+        child.earlier, child._parted = list(self.earlier), self._parted
         return child
+
+    @property
+    def root(self) -> PrefixKey:
+        """What all chains of its salt begin with."""
+        return self._seed
+
+    @property
+    def is_parted(self) -> bool:
+        return self._parted is not None
+
+    def part(self, num_tokens: int) -> None:
+        """Give keys that no other chain has to the block of token `num_tokens` and those behind it: their KVs do not
+        follow from the tokens before them alone."""
+        whole = num_tokens // self._block_size
+        self._last = sha256(self.key_after(whole) + token_bytes(16)).digest()
+        self._parted = whole, self._last
+        del self.links[whole:]
+        self.snapshots, self.earlier = {}, []
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take in what `token_ids`, which begin with the tokens of before, have more."""
@@ -47,6 +67,8 @@ class PrefixChain:
             self.links.append((self._last, tokens))
 
     def key_after(self, num_blocks: int) -> PrefixKey:
+        if self._parted is not None and num_blocks == self._parted[0]:
+            return self._parted[1]
         return self.links[num_blocks - 1][0] if num_blocks else self._seed
 
     def tail_key(self, token_ids: Sequence[int]) -> PrefixKey:

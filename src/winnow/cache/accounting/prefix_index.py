@@ -25,6 +25,7 @@ import numpy as np
 
 from winnow.cache.accounting.allocator import BlockAllocator
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, PrefixLog, Snapshot
+from winnow.cache.accounting.token_runs import TokenRuns
 from winnow.cache.layout import CacheLayout, IntArray
 
 _COMPARED = 64
@@ -54,6 +55,7 @@ class PrefixIndex:
         num_forgotten: blocks of tokens and snapshots that it no longer holds.
         discard_state: called with a key under which a state was kept, when that is forgotten.
         log: records what is learnt and forgotten; None: nobody asks.
+        runs: finds whole blocks by their tokens alone.
     """
 
     def __init__(self, layout: CacheLayout, allocator: BlockAllocator, state_limit: int = 0) -> None:
@@ -71,6 +73,7 @@ class PrefixIndex:
         # Links of chains, by the key before them.
         self._following: dict[PrefixKey, dict[PrefixKey, None]] = {}
         self._before: dict[PrefixKey, PrefixKey] = {}
+        self.runs = TokenRuns(layout.block_size, self.tokens_of, self._before, self._following)
         self.snapshots: dict[PrefixKey, Snapshot] = {}
         self._wanted: set[PrefixKey] = set()
         self._pinned: frozenset[PrefixKey] = frozenset()
@@ -155,6 +158,7 @@ class PrefixIndex:
         *,
         resumable: bool = False,
         before: PrefixKey | None = None,
+        root: PrefixKey | None = None,
     ) -> bool:
         """Add a block of tokens. The index becomes a holder of its `blocks`, int32 [rows].
 
@@ -162,6 +166,7 @@ class PrefixIndex:
             state_bytes: of its state, which is kept beside its blocks.
             resumable: with it the states of layers after these tokens; a block that is known without them is put anew.
             before: the key before it, behind which `common_tail` finds it; None: it is found whole alone.
+            root: `PrefixChain.root` of those who find a whole block by its tokens (`runs`); None: nobody does.
 
         Returns:
             Whether it was new, and there was room for its state.
@@ -177,6 +182,8 @@ class PrefixIndex:
             self._following.setdefault(before, {})[key] = None
         if self.log is not None and before is not None and len(token_ids) == self._layout.block_size:
             self.log.store(key, before, token_ids)
+        if root is not None and len(token_ids) == self._layout.block_size:
+            self.runs.put(key, root, token_ids)
         self._entries[key] = PrefixLink(token_ids, blocks, resumable)
         self._key_of[int(blocks[0])] = key
         self._allocator.index(blocks)
@@ -188,6 +195,10 @@ class PrefixIndex:
     def link(self, key: PrefixKey) -> PrefixLink | None:
         entry = self._entries.get(key)
         return entry if isinstance(entry, PrefixLink) else None
+
+    def tokens_of(self, key: PrefixKey) -> tuple[int, ...] | None:
+        link = self.link(key)
+        return None if link is None else link.token_ids
 
     def _is_resumable(self, key: PrefixKey) -> bool:
         entry = self._entries[key]
@@ -345,6 +356,7 @@ class PrefixIndex:
             self.log.remove(key)
         self.num_forgotten += 1
         self._discard(key)
+        self.runs.drop(key)
         if (before := self._before.pop(key, None)) is not None:
             del self._following[before][key]
             if not self._following[before]:

@@ -82,6 +82,7 @@ class PrefixRows:
         *,
         resumable: bool = False,
         before: PrefixKey | None = None,
+        root: PrefixKey | None = None,
     ) -> None:
         """Add block `index` of a sequence's rows, counted from its first token, to the index, as `PrefixIndex.put`.
 
@@ -97,7 +98,9 @@ class PrefixRows:
         resumable = resumable and self._rows.layout.state_bytes > 0
         state_bytes = self._state_bytes(*positions, resumable=resumable)
         blocks = self._rows.blocks([slot], first, first + has_row)
-        is_new = self._index.put(key, token_ids, blocks, state_bytes, resumable=resumable, before=before)
+        is_new = self._index.put(
+            key, token_ids, blocks, state_bytes, resumable=resumable, before=before, root=root
+        )
         if is_new and state_bytes:
             self._rows.changes.copies.append(StateSaved(slot, key, positions))
         self._shared.add(slot)

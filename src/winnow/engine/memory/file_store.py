@@ -57,7 +57,7 @@ class FileStore:
     def put_aside(self, sequence: Sequence) -> None:
         """Queue the indexed prefixes of a sequence that ends for writing, unless they are on disk."""
         chain, tier = sequence.prefix, self.cached
-        if chain is None or tier is None or not tier.is_writing:
+        if chain is None or tier is None or not tier.is_writing or chain.is_parted:
             return
         links = self._known_links(chain, sequence.prefix_ids[: sequence.kv.num_computed])
         tier.touch(

@@ -15,6 +15,7 @@ from winnow.engine.memory.file_store import FileStore
 from winnow.engine.memory.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.memory.room import Room
 from winnow.engine.memory.sessions import Sessions
+from winnow.engine.memory.spans import SpanReuse
 from winnow.engine.memory.swap import Swap
 from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.requests.request import KVState, Sequence
@@ -33,6 +34,7 @@ class Memory:
         saved, cached: see `FileStore`.
         session_memory: bytes of the device that a session may take; None: no limit.
         costs: what copies and recomputing cost; None: they are measured.
+        reuse_share: part of the tokens of placed spans that is computed again.
     """
 
     def __init__(
@@ -47,13 +49,15 @@ class Memory:
         cached: PrefixFiles | None = None,
         session_memory: int | None = None,
         costs: SwapCosts | None = None,
+        reuse_share: float = 0.15,
     ) -> None:
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self.tenants = TenantTable(config.tenants)
         self.swap = Swap(executor, self.ledger, clock, self.tenants, costs or SwapCosts())
         self.files = FileStore(executor, self.ledger, saved, cached)
         self.sessions = Sessions(self.ledger, clock, self.tenants, self.files, session_memory, prefix_caching)
-        self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.files, self.sessions)
+        self.spans = SpanReuse(self.ledger, reuse_share)
+        self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.files, self.sessions, self.spans)
         self.room = Room(config, self.ledger, self.prefixes)
         self._executor = executor
         self._ahead = self._tier_blocks_ahead(config)
@@ -90,6 +94,7 @@ class Memory:
             return 0
         found = self.prefixes.find(sequence)
         sequence.kv = found.state
+        self.prefixes.look_up_spans(sequence)
         count = chunk()
         if count and not self.prefixes.is_worth_waiting(sequence, found, count, running):
             if self.fits(sequence, running, found) and self._open(sequence, found, count):
@@ -135,7 +140,7 @@ class Memory:
             except OutOfBlocksError:  # of table pages
                 ledger.close(own)
                 return False
-        child.kv = parent.kv.fork(own)
+        child.kv, child.reused = parent.kv.fork(own), list(parent.reused)
         if num_computed is not None:
             child.kv.num_computed = num_computed
         return True

@@ -9,6 +9,7 @@ from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, Snapsho
 from winnow.engine.memory.chains import SessionRule, chain_of, is_portable, known_snapshots, snapshots_of
 from winnow.engine.memory.file_store import FileStore
 from winnow.engine.memory.sessions import Sessions
+from winnow.engine.memory.spans import SpanReuse
 from winnow.engine.requests.request import EARLIER_ROUND, KVState, Sequence
 from winnow.errors import PrefixStoreError
 from winnow.eviction import SequenceEviction
@@ -52,8 +53,15 @@ class PrefixSharing:
     at the end of a sequence, so that a conversation continues where it was.
     """
 
-    def __init__(self, ledger: Ledger, enabled: bool, files: FileStore, sessions: Sessions) -> None:
+    def __init__(
+        self, ledger: Ledger, enabled: bool, files: FileStore, sessions: Sessions, spans: SpanReuse
+    ) -> None:
         self._files, self._ledger, self._sessions, self._enabled = files, ledger, sessions, enabled
+        self._spans = spans
+
+    def look_up_spans(self, sequence: Sequence) -> None:
+        """Find what may be placed of a waiting sequence, whose `kv` says with what it begins."""
+        self._spans.look_up(sequence, 0 if sequence.kv.last_round else self._most_as_computed(sequence))
 
     def find(self, sequence: Sequence) -> FoundPrefix:
         if not self._enabled or not _takes_part(sequence):
@@ -135,6 +143,9 @@ class PrefixSharing:
             index.num_asked_tokens += sequence.prompt_len
             index.num_hit_tokens += sequence.kv.num_computed
             self._sessions.count_hit(sequence)
+        if sequence.index == 0:
+            request.num_reused_tokens = request.num_repaired_tokens = 0
+        self._spans.begin(sequence)
         if found and _observes(sequence, sequence.kv.num_computed, count):
             owns = self._ledger.own_or_forget(slot)
             assert owns, "there is room for all of its blocks"
@@ -167,9 +178,13 @@ class PrefixSharing:
         keeps_state = num_computed in self._state_points(sequence, start)
         slot, rows = sequence.kv.running_slot, self._ledger.prefix_rows
         for index in range(start // size, end // size):
+            if any(first < (index + 1) * size and last > index * size for first, last in sequence.reused):
+                continue  # KVs that are approximate already are placed nowhere else
             resumable = keeps_state and (index + 1) * size == num_computed
             before, link = chain.key_after(index), chain.links[index]
-            rows.remember(slot, index, *link, num_computed, before=before, resumable=resumable)
+            rows.remember(
+                slot, index, *link, num_computed, before=before, resumable=resumable, root=chain.root
+            )
 
     def remember_end(self, sequence: Sequence) -> None:
         """Let later requests find the block in which a sequence ends, too."""

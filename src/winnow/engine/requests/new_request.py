@@ -48,6 +48,8 @@ class NewRequest:
             answer is not copied whole at every token.
         cut_to_memory: a `max_tokens` above what the KV memory holds is cut, not refused.
         session: the conversation that it is a turn of; None: prefixes alone are found.
+        documents: tokens of the prompt that are units of their own, which may stand elsewhere in others: half-open, in
+            order.
     """
 
     request_id: str
@@ -62,6 +64,7 @@ class NewRequest:
     session: SessionRequest | None = None
     cut_to_memory: bool = False
     images: tuple[PromptImage, ...] = ()
+    documents: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         error = InvalidRequestError

@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout
 from winnow.cache.accounting.prefix_chain import PrefixChain
+from winnow.cache.accounting.token_runs import TokenRun
 from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
 from winnow.values.images import PromptImage, cut_run, prefix_ids
+from winnow.values.reuse import EXACT
 from winnow.values.session_request import SessionRequest
 
 EARLIER_ROUND = -1
@@ -54,7 +56,7 @@ class KVState:
         return replace(self, slot=slot, last_served=-1)
 
 
-_AS_ASKED = ("observer", "priority", "tenant", "final_only", "deltas", "session", "images")
+_AS_ASKED = ("observer", "priority", "tenant", "final_only", "deltas", "session", "images", "documents")
 
 
 @dataclass(eq=False)
@@ -86,6 +88,13 @@ class Request:
     reserved_tokens: int | None = None
     session: SessionRequest | None = None
     images: tuple[PromptImage, ...] = ()
+    documents: tuple[tuple[int, int], ...] = ()
+    reuse: str = EXACT
+    """How KVs of others are found; see `winnow.values.reuse`."""
+    num_reused_tokens: int = 0
+    """Tokens of the prompt whose KVs were placed, and are approximate."""
+    num_repaired_tokens: int = 0
+    """Tokens of placed spans that were computed again."""
     sequences: list["Sequence"] = field(init=False)
 
     @classmethod
@@ -181,6 +190,10 @@ class Sequence:
     kv: KVState = field(default_factory=KVState)
     prefix: PrefixChain | None = None
     """The keys under which its blocks are shared; None: they are not."""
+    runs: list[TokenRun] = field(default_factory=list)
+    """Tokens that are to be placed, from where they are known."""
+    reused: list[tuple[int, int]] = field(default_factory=list)
+    """Tokens that were placed since it got its slot, half-open."""
     fetch: Any = None
     """Parts of files that are read for it while it waits (`memory.file_lookup`); None: not looked up yet."""
     awaits_tower: bool = False

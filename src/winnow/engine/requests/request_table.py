@@ -235,6 +235,8 @@ class RequestTable(dict[str, Request]):
             request.metrics,
             request.prompt_logprobs or None,
             request.num_cached_tokens,
+            request.num_reused_tokens,
+            request.num_repaired_tokens,
             request.images,
         )
         if finished:

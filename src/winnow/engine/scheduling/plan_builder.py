@@ -51,6 +51,10 @@ def build_plan(
     entries = tuple(
         _entry(sequence, count, samplers, drafts.get(sequence, ()), forked) for sequence, count in planned
     )
+    for entry, (sequence, _) in zip(entries, planned, strict=True):
+        if sequence.runs and entry.replay is None:
+            entry.placed = memory.spans.place(sequence, entry.start, entry.end)
+            entry.repaired = memory.spans.num_repaired_of(entry.placed)
     if not entries:
         return ScheduledStep(StepPlan(()))
     new = tuple(map(new_sequence, running.take_entered()))
@@ -138,6 +142,8 @@ def advance(
                 if memory.ledger.layout.state_bytes:  # a state has no tokens: all are computed again
                     rejected[entry.slot] = entry.count
                     drafts.again += accepted + 1
+        if entry.placed:
+            memory.spans.count(sequence, entry.reused + entry.repaired, entry.repaired)
         known = entry.count - entry.num_drafts
         sequence.kv.num_computed = end = entry.end - rejected.get(entry.slot, 0)
         computed.append((sequence, entry.start, end, entry.token_ids[known : end - entry.start]))

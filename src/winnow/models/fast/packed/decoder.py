@@ -85,6 +85,9 @@ class PackedDecoder(nn.Module):
     """Decoder that is called as transformers' causal models are, and gives what the model gave that it was packed from.
     Layers share the kinds of rotation, `rotaries`; `layer_rotaries` says which one each layer takes."""
 
+    narrows = True
+    """After some layers a step may say which tokens the others compute (`PagedAttentionStep.repair`)."""
+
     def __init__(
         self,
         embedding: nn.Module,
@@ -122,12 +125,17 @@ class PackedDecoder(nn.Module):
         logits_indices = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
         assert logits_indices is not None or logits_to_keep == 0, "tokens are chosen by index"
         native: NativeStep | None = getattr(winnow_step, "native", None)
-        if self._native_decoder is not None and native is not None:
+        repair = getattr(winnow_step, "repair", None)
+        if self._native_decoder is not None and native is not None and repair is None:
             rotation = self._rotary(0).table(native.batch.end)
             return Decoded(self._native_decoder(input_ids[0], rotation, native, logits_indices)[None])
         hidden = self.embedding(input_ids)
         rotations = [self._rotary(index)(position_ids) for index in range(len(self.rotaries))]
-        for layer, index in zip(self.layers, self.layer_rotaries, strict=True):
+        for number, (layer, index) in enumerate(zip(self.layers, self.layer_rotaries, strict=True)):
+            if repair is not None and number == repair.first_layer:
+                tokens, winnow_step = repair.narrow()
+                hidden, logits_indices = hidden[:, tokens], getattr(winnow_step, "logits_indices")  # noqa: B009
+                rotations = [(cos[:, tokens], sin[:, tokens]) for cos, sin in rotations]
             hidden = layer(hidden, position_embeddings=rotations[index], winnow_step=winnow_step)
         hidden = hidden if logits_indices is None else hidden[:, logits_indices]
         return Decoded(self.head(self.norm(hidden)))

@@ -1,0 +1,96 @@
+"""Reuse of what was computed elsewhere: runs of tokens whose KVs are placed where another prompt has them."""
+
+from math import ceil
+
+from winnow.cache import Ledger
+from winnow.cache.layout import ceil_div
+from winnow.engine.plan import PlacedSpan
+from winnow.engine.requests.request import Sequence
+from winnow.eviction.probes import probes_of
+from winnow.values.reuse import ANYWHERE, EXACT
+
+FIRST_LAYERS = 2
+"""Layers that compute all tokens: what has changed by then says which tokens the others compute."""
+_LEAST_UNMARKED = 128
+"""Tokens of a run that no mark of the prompt says to be a unit."""
+
+
+class SpanReuse:
+    """Reuse of KVs at other positions, and behind other tokens, than they were computed at.
+
+    They are approximate: a share of the tokens, those that the new neighbours change most, is computed again
+    (CacheBlend, 2405.16444), and blocks that hold any of the others are never found by another request. What is known
+    is the prefix index's: blocks whose KVs were computed for a request of the same salt, whatever stood before.
+
+    Attributes:
+        num_reused, num_repaired: tokens that were not computed, and of those placed the ones that were, so far.
+    """
+
+    def __init__(self, ledger: Ledger, share: float) -> None:
+        self._ledger, self._share = ledger, share
+        self._cost = min(1.0, share + FIRST_LAYERS / ledger.layout.num_layers)
+        self.num_reused = self.num_repaired = 0
+
+    def look_up(self, sequence: Sequence, end: int) -> None:
+        """Find what is known of a waiting sequence's tokens up to `end`, behind the prefix that it begins with."""
+        request, chain = sequence.request, sequence.prefix
+        sequence.runs = []
+        if request.reuse == EXACT or chain is None or request.wants_prompt_logprobs or request.images:
+            return
+        if sequence.eviction is not None and probes_of(sequence.eviction.policy):
+            return  # they are shown every token
+        first, least = sequence.kv.num_computed, _LEAST_UNMARKED if request.reuse == ANYWHERE else 1
+        ranges = ((0, sequence.prompt_len),) if request.reuse == ANYWHERE else request.documents
+        for start, stop in ranges:
+            sequence.runs += self._ledger.prefixes.runs.find(
+                chain.root, sequence.token_ids, max(start, first), min(stop, end), least
+            )
+
+    def begin(self, sequence: Sequence) -> None:
+        """Keep what a sequence, which has just got its slot, computes behind its first run from those who ask for exact
+        prefixes."""
+        sequence.reused = []
+        if sequence.runs and sequence.prefix is not None:
+            sequence.prefix.part(sequence.runs[0].start)
+
+    def stretch(self, sequence: Sequence, start: int, most: int) -> int:
+        """Return how many tokens from `start` on take as long as `most` that are all computed."""
+        left, at = float(most), start
+        for run in sequence.runs:
+            if run.end <= at or left <= 0:
+                continue
+            before = max(min(run.start - at, ceil(left)), 0)
+            left, at = left - before, at + before
+            if left > 0:
+                placed = min(run.end - at, int(left / self._cost))
+                left, at = left - placed * self._cost, at + placed
+                if at < run.end:
+                    return max(at - start, most)
+        return at - start + int(left)
+
+    def place(self, sequence: Sequence, start: int, end: int) -> tuple[PlacedSpan, ...]:
+        """Return what of tokens start..end - 1, which a step computes next, is still known; the rest is computed."""
+        index, size, placed = self._ledger.prefixes, self._ledger.layout.block_size, []
+        for run in sequence.runs:
+            first, last = max(run.start, start), min(run.end, end)
+            offset = run.offset + first - run.start
+            keys = run.keys[offset // size : ceil_div(offset + last - first, size)] if first < last else ()
+            if keys and all(map(index.knows, keys)):
+                index.touch(keys)
+                placed.append(PlacedSpan(first, last - first, offset % size, index.columns(keys)))
+                sequence.reused.append((first, last))
+        return tuple(placed)
+
+    def num_repaired_of(self, placed: tuple[PlacedSpan, ...]) -> int:
+        """Return how many of the tokens of spans a step computes again in all layers."""
+        return max(
+            ceil(self._share * sum(span.count for span in placed)), len(placed) and 1
+        )  # a step has a token
+
+    def count(self, sequence: Sequence, placed: int, repaired: int) -> None:
+        """Count tokens of a step."""
+        self.num_reused += placed - repaired
+        self.num_repaired += repaired
+        if sequence.index == 0:
+            sequence.request.num_reused_tokens += placed - repaired
+            sequence.request.num_repaired_tokens += repaired

@@ -1,0 +1,264 @@
+"""Documents that were computed once stand elsewhere in other prompts."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tiny_llama import greedy, prompt, save_tiny_llama
+
+from winnow import LLM, Document, RequestOutput
+from winnow.errors import InvalidRequestError
+from winnow.models.bind.rotation import ModelRotation
+from winnow.outputs import LogprobDict
+from winnow.prompts import list_prompts
+
+SIZE = 40
+DOCUMENTS = [prompt(SIZE, seed) for seed in range(10, 15)]
+QUESTION = prompt(9, 88)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("four") / "model", seed=3, num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def by_tokens(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose lower layers attend to nothing, so that all KVs follow from tokens and positions alone."""
+    path = save_tiny_llama(tmp_path_factory.mktemp("tokens") / "model", seed=4, num_hidden_layers=4)
+    weights = load_file(path / "model.safetensors")
+    for layer in range(3):
+        weights[f"model.layers.{layer}.self_attn.o_proj.weight"].zero_()
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def open_llm(directory: Path, share: float | None = None, **options: object) -> LLM:
+    reuse = (
+        {"enable_prefix_caching": False} if share is None else {"reuse": "documents", "reuse_share": share}
+    )
+    defaults = {"dtype": "float32", "kv_memory": "4MiB", "prefill_chunk": 64}
+    return LLM(directory, **(defaults | reuse | options))
+
+
+@pytest.fixture(scope="module")
+def whole(directory: Path) -> Iterator[LLM]:
+    with open_llm(directory) as llm:
+        yield llm
+
+
+def ask(
+    llm: LLM, order: Sequence[int], head: int = 1, tenant: str | None = None, **options: object
+) -> RequestOutput:
+    return ask_all(llm, [order], head, tenant, **options)[0]
+
+
+def ask_all(
+    llm: LLM, orders: Sequence[Sequence[int]], head: int = 1, tenant: str | None = None, **options: object
+) -> list[RequestOutput]:
+    requests = []
+    for order in orders:
+        token_ids, marks = prompt(10 + head, head), []
+        for number in order:
+            marks.append((len(token_ids), len(token_ids) + SIZE))
+            token_ids = token_ids + DOCUMENTS[number]
+        request = llm.new_request(
+            llm.tokenize(token_ids + QUESTION),
+            greedy(logprobs=2, **options),
+            final_only=True,
+            documents=tuple(marks),
+            tenant=tenant,
+        )
+        requests.append(request)
+    outputs = llm.driver.finish(requests)
+    llm.check_integrity()
+    for output in outputs:
+        output.raise_for_error()
+    return outputs
+
+
+def logprobs(output: RequestOutput) -> LogprobDict:
+    [answer] = output.outputs
+    assert answer.logprobs is not None and answer.logprobs[0] is not None
+    return answer.logprobs[0]
+
+
+def answers(outputs: RequestOutput | Sequence[RequestOutput]) -> list[object]:
+    several = [outputs] if isinstance(outputs, RequestOutput) else outputs
+    return [(answer.token_ids, answer.logprobs) for each in several for answer in each.outputs]
+
+
+def test_all_computed_again_is_the_whole_computation(directory: Path, whole: LLM) -> None:
+    for backend in ("reference", "native"):
+        with (
+            open_llm(directory, 1.0, attention_backend=backend) as llm,
+            open_llm(directory, attention_backend=backend) as alone,
+        ):
+            ask(llm, [0, 1, 2, 3], head=1)
+            for head, order in ((2, [3, 1]), (3, [2, 0, 1]), (4, [3, 0, 2, 1])):
+                output = ask(llm, order, head)
+                assert (output.num_reused_tokens, output.num_cached_tokens) == (0, 0)
+                assert output.num_repaired_tokens == SIZE * len(order)
+                assert answers(output) == answers(ask(alone, order, head))
+
+
+@pytest.mark.parametrize(("kv_dtype", "error"), [("float32", 1e-4), ("int8", 0.05)])
+def test_keys_are_turned_to_where_they_stand(
+    by_tokens: Path, kv_dtype: str, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where KVs follow from tokens and positions alone, placing them is all that there is to do. The error of int8, in
+    nats, is that of keys which are decoded, turned and encoded once more."""
+
+    def distance(llm: LLM, alone: LLM) -> float:
+        found, expected = (ask(each, [2, 0, 1], head=7, max_tokens=1) for each in (llm, alone))
+        assert found.num_reused_tokens >= 3 * SIZE - 3
+        ours, theirs = (logprobs(each) for each in (found, expected))
+        shared = ours.keys() & theirs.keys()
+        assert shared
+        return max(abs(ours[token].logprob - theirs[token].logprob) for token in shared)
+
+    options: dict[str, Any] = {"kv_cache_dtype": kv_dtype, "attention_backend": "reference"}
+    with open_llm(by_tokens, 0.0, **options) as llm, open_llm(by_tokens, **options) as alone:
+        ask(llm, [0, 1, 2, 3])
+        assert distance(llm, alone) < error
+        monkeypatch.setattr(ModelRotation, "turn", lambda self, layer, keys, difference: keys)
+        llm.reset_prefix_cache()
+        ask(llm, [0, 1, 2, 3])
+        assert distance(llm, alone) > 2 * error
+
+
+def test_a_share_is_computed_again_beside_others(directory: Path, whole: LLM) -> None:
+    """Counts are exact, both backends choose and compute the same tokens, and who runs beside is not disturbed."""
+    found = []
+    plain = whole.generate([prompt(30, 5)], greedy(max_tokens=40))[0].outputs[0].token_ids
+    for backend in ("reference", "native"):
+        with open_llm(directory, 0.3, attention_backend=backend) as llm:
+            ask(llm, [0, 1, 2, 3])
+            beside = llm.submit(prompt(30, 5), greedy(max_tokens=40), final_only=True)
+            for _ in range(3):
+                llm.step()
+            [output] = ask_all(llm, [[3, 1, 2]], 2)
+            counted = llm.stats()
+            computed = counted.prompt_tokens
+            assert (output.num_reused_tokens, output.num_repaired_tokens) == (
+                83,
+                37,
+            )  # 0.3 of each chunk, rounded up
+            assert (counted.reused_tokens, counted.repaired_tokens) == (83, 37)
+            assert computed == 11 + 4 * SIZE + 9 + 30 + (12 + 3 * SIZE + 9 - 83)
+            found.append(output.outputs[0].token_ids)
+            others: list[RequestOutput] = []
+            while not others:
+                others = llm.step()
+            assert (others[0].request_id, others[0].outputs[0].token_ids) == (beside, plain)
+    assert found[0] == found[1]
+    assert found[0] != whole_answer(whole, [3, 1, 2], 2), "a share of 0.3 is not exact here"
+
+
+def whole_answer(llm: LLM, order: Sequence[int], head: int) -> object:
+    return ask(llm, order, head).outputs[0].token_ids
+
+
+def test_approximate_blocks_are_found_by_nobody(directory: Path, whole: LLM) -> None:
+    """Neither as a prefix nor as documents: a prompt that asks for exactness begins anew, and other tenants do too."""
+    with open_llm(directory, 0.0, prefill_chunk=32) as llm:
+        ask(llm, [0, 1])
+        first = ask(llm, [1, 0, 2], 2)
+        assert first.num_reused_tokens >= 2 * SIZE - 4
+        exact = ask(llm, [1, 0, 2], 2, reuse="exact")
+        assert (exact.num_reused_tokens, answers(exact)) == (0, answers(ask(whole, [1, 0, 2], 2)))
+        assert ask(llm, [0, 1], 3, tenant="other").num_reused_tokens == 0
+        assert ask(llm, [1, 0], 3).num_reused_tokens >= 2 * SIZE - 4
+        with pytest.raises(InvalidRequestError, match="reuse must be one of exact, documents, anywhere"):
+            greedy(reuse="maybe")
+        # What is known goes while a prompt is in progress: the rest is computed.
+        marks = tuple((12 + SIZE * n, 12 + SIZE * (n + 1)) for n in range(3))
+        token_ids = prompt(12, 2) + DOCUMENTS[2] + DOCUMENTS[1] + DOCUMENTS[0] + QUESTION
+        request = llm.new_request(
+            llm.tokenize(token_ids), greedy(logprobs=2), final_only=True, documents=marks
+        )
+        llm.submit_all([request])
+        llm.step()
+        llm.reset_prefix_cache()
+        outputs: list[RequestOutput] = []
+        while not outputs:
+            outputs = llm.step()
+        assert 0 < outputs[0].num_reused_tokens < 2 * SIZE
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 2, "temperature": 0.8, "seed": 3},
+        {"eviction": "winnow-keys", "compression": 2.0},
+        {"eviction": "snapkv", "compression": 2.0},
+    ],
+    ids=["forks", "keys", "window"],
+)
+def test_what_follows_is_as_ever(directory: Path, whole: LLM, options: dict[str, Any]) -> None:
+    with open_llm(directory, 1.0, prefill_chunk=512) as llm, open_llm(directory, prefill_chunk=512) as alone:
+        ask(llm, [0, 1, 2, 3], max_tokens=1)
+        output = ask(llm, [3, 1, 2], 2, **options)
+        assert output.num_repaired_tokens > SIZE
+        assert answers(output) == answers(ask(alone, [3, 1, 2], 2, **options))
+
+
+@pytest.mark.parametrize("swap", [None, "1MiB"])
+def test_preempted_requests_end_as_they_would(directory: Path, whole: LLM, swap: str | None) -> None:
+    orders = [[0, 1, 2], [3, 1], [2, 0], [1, 3, 0], [3, 2, 1], [0, 3]]
+    options: dict[str, Any] = {
+        "kv_memory": "400KiB",
+        "max_model_len": 256,
+        "kv_offloading_size": swap,
+        "prefill_chunk": 512,
+    }
+    expected = [ask(whole, order, 2, max_tokens=60).outputs[0].token_ids for order in orders]
+    with open_llm(directory, 1.0, **options) as llm:
+        ask(llm, [0, 1, 2, 3], max_tokens=1)
+        found = ask_all(llm, orders, 2, max_tokens=60)
+        assert llm.stats().num_preemptions > 0
+        assert llm.stats().repaired_tokens > 0
+        assert [each.outputs[0].token_ids for each in found] == expected
+
+
+def test_runs_without_marks(directory: Path) -> None:
+    with open_llm(directory, 0.2, reuse="anywhere") as llm:
+        known, other = prompt(200, 1), prompt(90, 2)
+        llm.generate([known, other], greedy(max_tokens=1))
+        [moved] = llm.generate([prompt(21, 4) + known[30:180] + prompt(7, 5)], greedy())
+        assert moved.num_reused_tokens + moved.num_repaired_tokens == 150
+        [short] = llm.generate([prompt(21, 6) + other + prompt(7, 5)], greedy())
+        assert short.num_reused_tokens == short.num_repaired_tokens == 0
+        [refused] = llm.generate([prompt(23, 4) + known[30:180]], greedy(reuse="exact"))
+        assert refused.num_reused_tokens == 0
+
+
+def test_models_that_cannot_say_why(tmp_path: Path) -> None:
+    path = save_tiny_llama(tmp_path / "two", seed=3)
+    with open_llm(path, 0.2) as llm:
+        ask(llm, [0, 1])
+        with pytest.warns(
+            UserWarning, match="reuse=documents takes prefixes alone of this model: its layers"
+        ):
+            assert ask(llm, [1, 0], 2).num_reused_tokens == 0
+
+
+def test_documents_are_written_between_texts() -> None:
+    parts: list[str | Document] = [
+        "Read.\n",
+        Document("Ada lives in Oslo.\n"),
+        Document("Bo lives in Rome.\n"),
+        "Where does Bo live?",
+    ]
+    assert list_prompts(parts) == [parts]
+    with LLM(kv_memory="32MiB", reuse="documents") as llm:
+        found = llm.tokenize(parts)
+        assert found.text == "Read.\nAda lives in Oslo.\nBo lives in Rome.\nWhere does Bo live?"
+        pieces = [llm.tokenizer.decode(found.token_ids[a:b]) for a, b in found.documents]  # type: ignore[union-attr]
+        assert [each.strip() for each in pieces] == ["Ada lives in Oslo.", "Bo lives in Rome."]
+        with pytest.raises(InvalidRequestError, match="prompt must be texts and documents"):
+            llm.tokenize(cast("Any", [Document("x"), 3]))
+        with pytest.raises(InvalidRequestError, match="text of a document must be text"):
+            Document("")
