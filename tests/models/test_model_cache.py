@@ -110,7 +110,18 @@ def test_a_start_imports_nothing_heavy(command_env: dict[str, str], model: Path,
         "found = code, len(answer.outputs[0].token_ids)\n"
         "print([m for m in ('transformers', 'torch._dynamo', 'sympy', 'scipy') if m in sys.modules], *found)"
     )
-    arguments = ["generate", "hi", "--max-tokens", "2", "--kv-memory", "4MiB", "--threads", "1"]
+    arguments = [
+        "generate",
+        "hi",
+        "--model",
+        "demo",
+        "--max-tokens",
+        "2",
+        "--kv-memory",
+        "4MiB",
+        "--threads",
+        "1",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", command, str(tmp_path / "packed"), *arguments],
         capture_output=True, text=True, check=True, env=command_env,

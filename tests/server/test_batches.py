@@ -208,7 +208,7 @@ def free_port() -> int:
 
 
 def serve(directory: Path, port: int, env: dict[str, str]) -> ForkProcess:
-    words = ["serve", "--port", str(port), "--files-dir", str(directory)]
+    words = ["serve", "demo", "--port", str(port), "--files-dir", str(directory)]
     process = start([*words, "--kv-memory", "16MiB", "--max-num-seqs", "4"], env)
 
     def is_up() -> bool:

@@ -135,7 +135,7 @@ def running_server(model: str | None, files: Path, context: int = CONTEXT) -> It
     port = free_port()
     command = [sys.executable, "-m", "winnow", "serve", "--port", str(port), "--files-dir", str(files)]
     command += ["--kv-memory", "256MiB", "--max-model-len", str(context)]
-    command += [] if model is None else ["--model", model]
+    command += ["--model", model or "demo"]
     with serving(command, port, "/ready", START_SECONDS) as url:
         yield url
 

@@ -24,9 +24,9 @@ from winnow.values.units import format_bytes
 DESCRIPTION = """\
 Talk to a model in the terminal, here or, with --url, on a server of the OpenAI API.
 
---session NAME keeps the conversation and resumes it.
+--session NAME keeps the conversation and resumes it; --continue goes on with the last one that had no name.
 /file PATH puts a text before the next question, /image PATH an image, /stats shows what the conversation takes, /reset
-begins a new one, /exit or Ctrl-D ends, /help lists these. Ctrl-C stops an answer.
+begins a new one, /exit or Ctrl-D ends, /help lists these. Ctrl-C stops an answer, twice at an empty prompt ends.
 """
 EPILOG = """\
 examples:
@@ -44,9 +44,10 @@ _HELP = """\
 /reset      begin a new conversation
 /exit       end, as Ctrl-D does
 /help       this list
-Ctrl-C stops an answer. A question that begins with / needs a space before it."""
+Ctrl-C stops an answer; twice at an empty prompt ends. A question that begins with / needs a space before it."""
 _COMMANDS = ("/file", "/image", "/stats", "/reset", "/exit", "/help")
 _DEFAULTS = {"max_tokens": 1024}
+_UNNAMED = ".last"  # no name that a user may give
 _NAME = re.compile(r"(?!\.)[\w.-]{1,64}")
 
 
@@ -72,15 +73,17 @@ class Partner(ABC):
 
 
 class ConversationLog:
-    """File of a conversation's messages, in XDG_STATE_HOME/winnow/chats. Raises UsageError: a wrong name."""
+    """File of a conversation's messages, in XDG_STATE_HOME/winnow/chats; of the last without a name where it is None,
+    and then as far as the disk allows. Raises UsageError: a wrong name."""
 
-    def __init__(self, name: str) -> None:
-        if not _NAME.fullmatch(name):
+    def __init__(self, name: str | None) -> None:
+        self._unnamed = name is None
+        if name is not None and not _NAME.fullmatch(name):
             raise UsageError(
                 f"--session must be 1 to 64 letters, digits, dots, dashes or underscores, got {name!r:.80}"
             )
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        self.path = state / "winnow" / "chats" / f"{name}.json"
+        self.path = state / "winnow" / "chats" / f"{_UNNAMED if name is None else name}.json"
 
     def load(self) -> list[dict[str, Any]]:
         """Return its messages; none where there is no file. Raises UsageError: it cannot be read, or holds others."""
@@ -110,7 +113,8 @@ class ConversationLog:
                 json.dump(messages, file, ensure_ascii=False, indent=1)
             part.replace(self.path)
         except OSError as error:
-            raise UsageError(f"--session: {self.path} cannot be written: {error}") from None
+            if not self._unnamed:
+                raise UsageError(f"--session: {self.path} cannot be written: {error}") from None
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -123,6 +127,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="keep the conversation under this name, or resume the one kept under it",
     )
+    parser.add_argument(
+        "--continue",
+        action="store_true",
+        dest="goes_on",
+        help="go on with the last conversation without a name",
+    )
     parser.add_argument("--file", metavar="FILE", help="put this text before the first question")
     add_image_flag(parser, "put this image before the first question; may be repeated")
     parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
@@ -133,6 +143,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     typed, options = engine.sampling_options(namespace), engine.engine_options(namespace)
+    if namespace.goes_on and namespace.session is not None:
+        raise UsageError("--continue goes on without a name; --session NAME resumes by itself")
     if namespace.system is not None:
         require_utf8("--system", namespace.system)
     text = None if namespace.file is None else read_prompt(None, namespace.file)
@@ -147,14 +159,18 @@ def execute(namespace: argparse.Namespace) -> int:
             key = namespace.api_key or os.environ.get("WINNOW_API_KEY")
             partner = _Remote(namespace.url, key, options.get("model"), typed)
         else:
+            options = engine.usual_model(namespace, options)
             llm = stack.enter_context(engine.open_llm(options))
             _require_template(llm, options)
             partner = _Local(llm, engine.conversation_params(llm, _DEFAULTS, typed))
-        log = None if namespace.session is None else ConversationLog(namespace.session)
+        # What a program pipes in is its own to keep.
+        kept = namespace.session is not None or namespace.goes_on or sys.stdin.isatty()
+        log = ConversationLog(namespace.session) if kept else None
         partner.session = namespace.session
         for line in (*partner.introduction(), "winnow: /help lists commands, /exit or Ctrl-D ends"):
             print(line, file=sys.stderr)
-        return _talk(partner, namespace.system, text, images, log)
+        resumes = namespace.session is not None or namespace.goes_on
+        return _talk(partner, namespace.system, text, images, log, resumes=resumes)
 
 
 def _require_template(llm: Any, options: Mapping[str, Any]) -> None:
@@ -167,21 +183,34 @@ def _require_template(llm: Any, options: Mapping[str, Any]) -> None:
 
 
 def _talk(
-    partner: Partner, system: str | None, document: str | None, images: list[str], log: ConversationLog | None
+    partner: Partner,
+    system: str | None,
+    document: str | None,
+    images: list[str],
+    log: ConversationLog | None,
+    *,
+    resumes: bool,
 ) -> int:
     first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages = list(first)
-    if log is not None and (kept := log.load()):
+    if resumes and log is not None and (kept := log.load()):
         _resume(kept, system)
         messages = kept
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # else a line that is no UTF-8 takes others with it
-    failed = False  # which a program that pipes questions in must learn
+    failed = asked_to_end = False  # what a program that pipes questions in must learn; by a first Ctrl-C
     while True:
         try:
             text = input("> " if sys.stdin.isatty() else "")
         except EOFError:
             text = "/exit"
+        except KeyboardInterrupt:
+            if asked_to_end or not sys.stdin.isatty():
+                raise
+            print("\nwinnow: Ctrl-C again ends, as Ctrl-D and /exit do", file=sys.stderr)
+            asked_to_end = True
+            continue
+        asked_to_end = False
         command = text.strip()
         if command == "/exit":
             return int(failed and not sys.stdin.isatty())
@@ -278,7 +307,7 @@ class _Local(Partner):
 
     def introduction(self) -> list[str]:
         model = self._llm.config.model.model
-        name = "the demo model (--model names another)" if model is None else Path(model).resolve().name
+        name = "the demo model" if model is None else Path(model).resolve().name
         return engine.engine_lines(self._llm, name)
 
     def answer(self, messages: list[Message]) -> Iterator[str]:

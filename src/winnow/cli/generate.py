@@ -11,13 +11,14 @@ DESCRIPTION = "Stream the answer to one prompt to the terminal."
 EPILOG = """\
 examples:
   winnow generate "The capital of France is" --max-tokens 20
+  winnow generate "Tom likes chess. Question: What does Tom like? Answer:" --model demo
   winnow generate --chat "Who was Ada Lovelace?" --model path/to/model
   winnow generate "A colour:" --structured-outputs '{"choice": ["red", "blue"]}'
   cat article.txt | winnow generate - --temperature 0.7 --seed 1
 """
 
 DEMO_NOTE = (
-    "winnow: no --model: this is the demo model, which answers questions about facts in its prompt, such as "
+    "winnow: this is the demo model, which answers questions about facts in its prompt, such as "
     "'The hobby of Tom is chess. Question: What is the hobby of Tom? Answer:', and writes poor prose"
 )
 _OF_ONE_REQUEST = ("context_tokens", "structured_outputs")
@@ -39,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     typed = engine.sampling_options(namespace, _OF_ONE_REQUEST)
     prompt = read_prompt(namespace.prompt)
-    options = engine.engine_options(namespace)
+    options = engine.usual_model(namespace, engine.engine_options(namespace))
     if options.get("model") is None:
         print(DEMO_NOTE, file=sys.stderr)
         options.setdefault("threads", 1)  # one row of a model this small gains nothing from a second

@@ -8,7 +8,7 @@ from winnow.errors import UsageError
 from winnow.models.fast.packed.description import is_packed
 from winnow.models.load.hub import DEMO_MODEL, cached_files, fetched_repositories, gguf_files, is_repository
 from winnow.process.digest import part_names
-from winnow.process.resources import host_memory
+from winnow.process.resources import directory_bytes, host_memory
 from winnow.values.units import format_bytes
 
 DESCRIPTION = """\
@@ -38,26 +38,20 @@ def execute(namespace: argparse.Namespace) -> int:
     if is_repository(str(namespace.directory)):
         silence_transformers()
         return _show(_of_repository(str(namespace.directory).partition(":")[0], namespace.revision))
-    rows = [("(left out)", _size(DEMO_MODEL), "the demo model")]
+    rows = [("demo", directory_bytes(DEMO_MODEL), "the demo model")]
     for path in sorted(namespace.directory.glob("*")):
         if path.suffix == ".gguf" and path.is_file():
             rows.append((str(path), path.stat().st_size, "GGUF file"))
         elif is_packed(path) or (path / "config.json").is_file():
-            rows.append((str(path), _size(path), "packed" if is_packed(path) else "directory"))
+            rows.append((str(path), directory_bytes(path), "packed" if is_packed(path) else "directory"))
     rows += [(name, size, "from the Hub") for name, size in fetched_repositories()]
     return _show(rows)
 
 
 def _of_repository(repository: str, revision: str | None) -> list[tuple[str, int, str]]:
-    here, memory = cached_files(repository, revision), host_memory()
-    rows = []
+    here, rows = cached_files(repository, revision), []
     for file, size in gguf_files(repository, revision).items():
-        fits = memory is None or size + _ROOM <= memory.limit
-        said = (
-            ""
-            if memory is None
-            else f"{'fits' if fits else 'exceeds'} {format_bytes(memory.limit)} of memory"
-        )
+        said = fitting(size)
         whole = all(part in here for part in part_names(file))
         rows.append((f"{repository}:{file}", size, f"{said}, is here" if whole else said))
     if not rows:
@@ -65,12 +59,18 @@ def _of_repository(repository: str, revision: str | None) -> list[tuple[str, int
     return rows
 
 
+def fitting(size: int) -> str:
+    """Return whether weights of so many bytes, and what lies beside them, fit into this machine's memory; empty: not
+    known."""
+    memory = host_memory()
+    if memory is None:
+        return ""
+    fits = size + _ROOM <= memory.limit
+    return f"{'fits' if fits else 'exceeds'} {format_bytes(memory.limit)} of memory"
+
+
 def _show(rows: list[tuple[str, int, str]]) -> int:
     width = max(len(name) for name, _, _ in rows)
     for name, size, kind in rows:
         print(f"{name:{width}}  {format_bytes(size):>10}  {kind}")
     return 0
-
-
-def _size(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())

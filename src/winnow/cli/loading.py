@@ -7,11 +7,13 @@ from threading import Event, Thread
 from typing import TextIO
 
 from winnow.process.progress import listening
+from winnow.values.units import format_bytes
 
 PATIENCE_SECONDS = 0.8
 """A load that is done by then says nothing; the interpreter has taken a little of the user's first second before."""
 PLAIN_SECONDS = 5.0
 _REDRAW_SECONDS = 0.1
+_BAR_WIDTH = 24
 
 
 @contextmanager
@@ -26,7 +28,8 @@ def show_loading(
     patience: float = PATIENCE_SECONDS,
     every: float | None = None,
 ) -> Iterator[None]:
-    """Show one line, redrawn, on a terminal; else a line every few seconds. It begins once loading has taken a while.
+    """Show one line with a bar, redrawn, on a terminal; else a line every few seconds. It begins once loading has taken
+    a while.
 
     A thread writes: imports report nothing, and what reads a file seldom.
 
@@ -35,14 +38,26 @@ def show_loading(
         patience, every: seconds before the first line, and between two; None: as a terminal or a file needs it.
     """
     live, start, stage, shown, ended = stream.isatty(), time.monotonic(), "", announce, Event()
+    began = ("", start, 0)  # the stage that reports, when it did first, and what was done then
     every = every or (_REDRAW_SECONDS if live else PLAIN_SECONDS)
 
     def say(line: str) -> None:
         print("winnow:", line, file=stream, flush=True)
 
-    def hear(what: str, parts: int, total: int) -> None:
-        nonlocal stage
-        stage = f": {what}" + (f" {100 * parts // total} %" if total > 1 else "")
+    def hear(what: str, parts: int, total: int, unit: str) -> None:
+        nonlocal stage, began
+        now = time.monotonic()
+        if what != began[0]:
+            began = what, now, parts
+        stage = f": {what}"
+        if total > 1:
+            stage += f" {100 * parts // total} %"
+            if live:
+                filled = _BAR_WIDTH * parts // total
+                stage += f" [{'=' * filled}{' ' * (_BAR_WIDTH - filled)}]"
+        if unit == "B" and total > 1:
+            rate = (parts - began[2]) / max(now - began[1], 1e-3)
+            stage += f" {format_bytes(parts)} of {format_bytes(total)}, {format_bytes(int(rate))}/s"
 
     def write() -> None:
         nonlocal shown

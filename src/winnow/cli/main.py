@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -69,11 +70,13 @@ _OF_THE_MACHINE = frozenset(
 class Parser(argparse.ArgumentParser):
     """A parser that raises what is wrong instead of printing the usage, and knows the nearest flag.
 
-    `--help` shows the flags that matter most, `--help all` every one: those of `rare_flags` too.
+    `--help` shows the flags that matter most in a line each, `--help all` every one in full: those of `rare_flags` too.
     """
 
     def __init__(self, **options: Any) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault(
+            "formatter_class", partial(argparse.RawDescriptionHelpFormatter, max_help_position=30)
+        )
         options.setdefault("allow_abbrev", False)
         super().__init__(**{**options, "add_help": False})
         self.add_argument(
@@ -83,17 +86,21 @@ class Parser(argparse.ArgumentParser):
     def format_brief_help(self) -> str:
         """Return the help without rare flags, with a line that says how many there are."""
         hidden = [action for action in rare_flags(self) if action.help != argparse.SUPPRESS]
-        texts, epilog = [action.help for action in hidden], self.epilog
+        brief = [action for action in self._actions if "brief" in vars(action)]
+        before, epilog = [(action, dict(vars(action))) for action in (*hidden, *brief)], self.epilog
         for action in hidden:
             action.help = argparse.SUPPRESS
+        for action in brief:
+            action.help, action.option_strings = vars(action)["brief"], action.option_strings[:1]
+            action.metavar = "NAME" if action.choices else action.metavar
         if hidden:
             self.epilog = f"`{self.prog} --help all` lists {len(hidden)} more flags.\n\n{epilog or ''}"
         try:
             return self.format_help()
         finally:
             self.epilog = epilog
-            for action, text in zip(hidden, texts, strict=True):
-                action.help = text
+            for action, values in before:
+                vars(action).update(values)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does, which calls this for every command; a model by position becomes `--model`."""

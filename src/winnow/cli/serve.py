@@ -20,14 +20,16 @@ from winnow.values.foreign_names import translate
 from winnow.vllm import names as vllm_names
 
 DESCRIPTION = """\
-Serve a model under OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, with
---files-dir also /v1/files and /v1/batches, and a dashboard at /.
-
-It listens on this machine alone unless --host says otherwise. With --api-key or --api-keys-file every
-request needs a key. SIGTERM lets requests in progress finish.
+Serve a model under OpenAI's and Anthropic's APIs, with a chat at /chat and a dashboard at /: docs/serving.md.
+It listens on this machine alone unless --host says otherwise.
 """
 _PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
-_COMMON = ("host", "port", "api_key", "served_model_name")
+_COMMON = {
+    "host": "address to listen on",
+    "port": "TCP port",
+    "api_key": "what clients must send; may be repeated",
+    "served_model_name": "what clients call the model",
+}
 EPILOG = """\
 examples:
   winnow serve
@@ -59,7 +61,10 @@ def execute(namespace: argparse.Namespace) -> int:
     if key == "":  # as a variable that is made of a missing secret
         raise UsageError("WINNOW_API_KEY must hold a key, got ''; unset it to serve without keys")
     keys = Keys.of((*config.api_key, *filter(None, [key])), config.api_keys_file)
-    with bound_sockets(config) as sockets, engine.open_llm(options, announce=True) as llm:
+    with (
+        bound_sockets(config) as sockets,
+        engine.open_llm(options := engine.usual_model(namespace, options), announce=True) as llm,
+    ):
         print("winnow: starting the server", file=sys.stderr, flush=True)
         with importing():
             from winnow.server.server import serve

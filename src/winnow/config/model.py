@@ -32,7 +32,8 @@ class ModelConfig:
     model: str | Path | None = option(
         None,
         "directory with config.json and safetensors weights, a GGUF file, or org/name on the Hugging Face Hub, with "
-        ":Q4_K_M or :FILE behind it for a GGUF file there; left out: the demo model that ships with Winnow",
+        ":Q4_K_M or :FILE behind it for a GGUF file there; left out in Python, demo on the command line: the demo "
+        "model that ships with Winnow",
         short=("-m", "-hf", "--hf-repo"),
     )
     revision: str | None = option(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Listener = Callable[[str, int, int], None]
-"""Takes what is being done, and how many parts of how many are done."""
+Listener = Callable[[str, int, int, str], None]
+"""Takes what is being done, how many parts of how many are done, and their unit: B for bytes, else empty."""
 
 _listener: ContextVar[Listener | None] = ContextVar("winnow_progress", default=None)
 
@@ -21,10 +21,13 @@ def listening(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def report(stage: str, done: int = 0, total: int = 1) -> None:
-    listener = _listener.get()
-    if listener is not None:
-        listener(stage, done, total)
+def report(stage: str, done: int = 0, total: int = 1, unit: str = "") -> None:
+    reporter()(stage, done, total, unit)
+
+
+def reporter() -> Listener:
+    """Return what hears this context's reports, for threads that have another."""
+    return _listener.get() or (lambda stage, done, total, unit: None)
 
 
 @contextmanager

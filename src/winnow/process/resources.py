@@ -77,6 +77,15 @@ def resident_bytes(root: Path = _ROOT) -> int | None:
     return _numbers(root / "proc/self/status", unit=1024).get("VmRSS:")
 
 
+def directory_bytes(directory: Path) -> int:
+    """Return bytes of all files below a directory, those that go meanwhile left out."""
+    total = 0
+    for path in directory.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size * path.is_file()
+    return total
+
+
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield directories of the control groups that this process is in, each with those above it, versions 1 and 2."""
     try:

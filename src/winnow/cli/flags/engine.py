@@ -21,7 +21,8 @@ from winnow.config import AUTO, PARTS, EngineConfig, ModelConfig, present_option
 from winnow.errors import UsageError
 from winnow.known_accuracy import PAGE, lost_tasks
 from winnow.lazy import importing
-from winnow.models.load.hub import is_repository, locate_model
+from winnow.models.load.hub import fetched_repositories, is_repository, locate_model
+from winnow.models.load.named import NAMED_MODELS
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import READERS
 from winnow.values.foreign_names import ForeignName, translate
@@ -32,11 +33,25 @@ if TYPE_CHECKING:
     from winnow.llm import LLM
 
 
-COMMON = (
-    "model", "dtype", "max_model_len", "kv_memory", "kv_cache_dtype", "eviction", "compression",
-    "max_num_seqs", "max_tokens", "temperature", "top_p", "structured_outputs",
-)  # fmt: skip
-"""Options and sampling parameters that `--help` shows; `--help all` shows the others too."""
+COMMON: Mapping[str, str] = MappingProxyType(
+    {
+        "model": "directory, GGUF file, or org/name on the Hub",
+        "dtype": "number format of weights and KVs",
+        "max_model_len": "longest prompt plus answer, in tokens",
+        "kv_memory": "of the KV cache",
+        "kv_cache_dtype": "of stored KVs, such as int8",
+        "eviction": "which KVs stay: see `winnow policies`",
+        "compression": "tokens of the prompt per KV kept, or auto",
+        "max_num_seqs": "most sequences at once",
+        "max_tokens": "longest answer, in tokens",
+        "temperature": "0 takes the most probable token",
+        "top_p": "share of probability drawn from",
+        "structured_outputs": "a schema, choice, regex or grammar",
+    }
+)
+"""Options and sampling parameters that `--help` shows, in a line each; `--help all` shows the others too, in full."""
+DEMO = "demo"
+"""Name of the demo model, where no directory has it."""
 OF_SEVERAL = ("n", "logprobs", "prompt_logprobs")
 """Sampling parameters that mean nothing to a command that shows one answer's text."""
 _SAMPLED_BY = ("temperature", "top_k", "top_p", "min_p")
@@ -88,7 +103,28 @@ def _foreign(name: str) -> str:
 
 def typed_options(namespace: argparse.Namespace) -> dict[str, Any]:
     """Return the engine's options as typed, under Winnow's names, also of vLLM's flags."""
-    return present_options(given(namespace, *PARTS.values()) | foreign_values(namespace, vllm_names.ENGINE))
+    options = present_options(
+        given(namespace, *PARTS.values()) | foreign_values(namespace, vllm_names.ENGINE)
+    )
+    if options.get("model") == DEMO and not Path(DEMO).exists():
+        del options["model"]
+    return options
+
+
+def usual_model(namespace: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with SmolLM2, of models/ or the Hub's cache, where no model was typed. Raises UsageError: it
+    is not here."""
+    if options.get("model") is not None or getattr(namespace, "model", None) == DEMO:
+        return options
+    file = Path("models") / NAMED_MODELS["smollm2"].file
+    cached = (name for name, _ in fetched_repositories() if "/SmolLM2-" in name and "Instruct" in name)
+    model = str(file) if file.is_file() else next(cached, None)
+    if model is None:
+        raise UsageError(
+            "no MODEL was given, and SmolLM2 is not here: `winnow pull smollm2` fetches it (98 MB), `winnow pull` "
+            f"lists others, and --model {DEMO} is the demo model, which looks facts up in a text and does nothing else"
+        )
+    return options | {"model": model}
 
 
 def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def add_flags(
 
     Args:
         defaults: shown in place of the dataclass's own, for a command that fills them in itself.
-        common: fields that `--help` shows, while `--help all` shows the others too; None: all.
+        common: fields that `--help` shows, in a mapping's words for them, while `--help all` shows the others too;
+            None: all.
     """
     group = parser.add_argument_group(title)
     hints, texts = typing.get_type_hints(config), documented(config)
@@ -50,6 +51,10 @@ def add_flags(
             )
             if common is not None and field.name not in common:
                 vars(action)["rare"] = True
+            elif isinstance(common, Mapping):
+                vars(action)["brief"] = _help(
+                    field, common[field.name], defaults.get(field.name, field.default)
+                )
 
 
 def rare_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:

@@ -9,7 +9,7 @@ from typing import Any
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.process.digest import BESIDE_WEIGHTS, TOKENIZER_FILES, part_names
-from winnow.process.progress import report
+from winnow.process.progress import report, reporter
 from winnow.values.units import format_bytes
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo"
@@ -163,13 +163,31 @@ def _fetch(
     # Imported here: a model in a directory does without the network's libraries.
     from huggingface_hub import snapshot_download
 
+    kinds: Any = {"allow_patterns": list(patterns), "ignore_patterns": list(unwanted)}
     try:
-        found = snapshot_download(
-            repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(unwanted)
-        )
+        found = snapshot_download(repository, revision=revision, tqdm_class=_reporting_bar(), **kinds)
     except Exception as error:  # no network, disk full, an unusable name; errors of httpx or httpx2
         raise _refused(repository, revision, error) from None
     return Path(found)
+
+
+def _reporting_bar() -> type:
+    """Return a bar that draws nothing and reports the bytes that are there; its updates come from other threads."""
+    from tqdm import tqdm
+
+    say = reporter()
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | {"disable": True})
+            self._counts = str(options.get("desc", "")).startswith("Reconstructing")
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self._counts:
+                say("fetching", int(self.n), int(self.total or 0), "B")
+
+    return Bar
 
 
 def _refused(repository: str, revision: str | None, error: Exception) -> UnsupportedModelError:

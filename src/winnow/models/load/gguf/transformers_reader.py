@@ -322,9 +322,10 @@ class _Reader:
 
     @property
     def tensors(self) -> Iterator[SimpleNamespace]:
-        tensors = self._header.tensors
-        for index, tensor in enumerate(tensors):
-            report("reading weights", index, len(tensors))
+        done, total = 0, sum(tensor.nbytes for tensor in self._header.tensors)
+        for tensor in self._header.tensors:
+            report("reading weights", done, total, "B")
+            done += tensor.nbytes
             named = {"name": tensor.name, "tensor_type": tensor.kind, "shape": tensor.shape[::-1]}
             yield SimpleNamespace(**named, data=self._header.array(tensor))
 
