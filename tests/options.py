@@ -19,6 +19,7 @@ OTHERS = {
     "device": "cpu",
     "generation_config": "winnow",
     "tokenizer": "elsewhere",
+    "lora": "elsewhere",
     "prefix_store": "elsewhere",
     "prefix_cache_dir": "cache",
     "watermark_low": 0.5,

@@ -219,7 +219,10 @@ def test_step_by_step(llm: LLM) -> None:
             {"speculative_config": {"method": "eagle3", "num_speculative_tokens": 2}},
             "method must be one of ngram, draft_model, mtp, got 'eagle3'",
         ),
-        ({"enable_lora": True, "max_loras": 1}, "adapters are not served: merge them into the weights"),
+        (
+            {"enable_lora": True, "max_loras": 1},
+            "adapters are not served side by side: the option lora merges one into the weights",
+        ),
         ({"pipeline_parallel_size": 4}, "a model is cut over devices by tensor_parallel_size"),
         ({"hf_overrides": {"rope_parameters": {"factor": 4.0}}}, "edit a copy of it"),
         ({"enable_sleep_mode": True}, r"LLM\.close\(\) frees the memory"),

@@ -200,7 +200,7 @@ def rounded(held: dict[str, torch.Tensor], kind: torch.dtype) -> dict[str, torch
         ),
         (
             text("adapter_config.json", "{}"),
-            r"holds an adapter \(adapter_config.json\), and adapters are not served",
+            r"holds an adapter \(adapter_config.json\): give its base as the model",
         ),
         (
             config(quantization_config="gptq"),

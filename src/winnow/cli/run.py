@@ -23,7 +23,7 @@ from winnow.cli.screen.summary import Forecast, Summary
 from winnow.cli.screen.terminal import resume_hint, show, silence
 from winnow.config import EngineConfig
 from winnow.errors import UsageError
-from winnow.models.load.hub import locate_model
+from winnow.models.load.hub import locate_adapter, locate_model
 from winnow.openai.answers import AnswerReader
 from winnow.outputs import EngineStats
 from winnow.report.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
@@ -264,7 +264,8 @@ def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, A
     sampling = json_value(SamplingParams.from_mapping(defaults))
     flagged = {name: value for name, value in sampling.items() if name not in (*engine.UNFLAGGED, "class")}
     assert not flagged.keys() & settings.keys(), "one would hide the other"
-    found = fingerprint(prompts.sha256, locate_model(config.model), settings | flagged)
+    model = config.model
+    found = fingerprint(prompts.sha256, locate_model(model), settings | flagged, locate_adapter(model))
     return found | {INPUT_BYTES: prompts.num_bytes}
 
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def execute(namespace: argparse.Namespace) -> int:
             llm,
             config,
             keys,
-            model_names(options.get("model"), config.served_model_name),
+            model_names(options.get("model"), config.served_model_name or _adapter_name(options)),
             load_reader(config.response_template, llm.tokenizer),
         )
 
@@ -87,6 +88,11 @@ def execute(namespace: argparse.Namespace) -> int:
                 print(line, file=sys.stderr, flush=True)
 
         return serve(service, sockets, started)
+
+
+def _adapter_name(options: Mapping[str, Any]) -> tuple[str, ...]:
+    name = str(options.get("lora") or "").partition("=")[2]
+    return (name,) if name else ()
 
 
 def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:

@@ -45,6 +45,11 @@ class ModelConfig:
         None,
         "directory, or org/name on the Hub, whose tokenizer and chat template are taken; left out: the model's own",
     )
+    lora: str | Path | None = option(
+        None,
+        "an adapter that is merged into the weights as they are loaded: a directory of peft's, org/name on the Hub, or "
+        "a GGUF file; =NAME behind it is what the server calls the model",
+    )
     engine: str = option(
         PAGED,
         "what runs the model: paged, or the name of an engine of another package (padded: of winnow-lab), with options "

@@ -22,7 +22,7 @@ from winnow.executor.rank_team import RankTeam
 from winnow.executor.step_graphs import MOST_CHUNK_TOKENS
 from winnow.executor.tensor_parallel import TensorParallelExecutor, build_executor, load_rank, on_gpus
 from winnow.models import LoadedModel, PlainModel, load_model
-from winnow.models.load.hub import locate_model
+from winnow.models.load.hub import locate_adapter, locate_model
 from winnow.models.load.tokens import text_pool
 from winnow.report.fingerprint import model_digest
 from winnow.storage.prefix_format import PrefixFormat
@@ -98,7 +98,8 @@ def _identity(loaded: LoadedModel, config: EngineConfig) -> str:
     """Return what identifies a model whose KVs are the same: its files, and the format in which it computes."""
     weights = config.model.load_format, config.model.seed if config.model.load_format == "dummy" else None
     narrow = [asdict(each) for each in (loaded.blocks, loaded.library) if each is not None]
-    return dump_json([model_digest(locate_model(config.model)), str(loaded.dtype), weights, *narrow])
+    digest = model_digest(locate_model(config.model), locate_adapter(config.model))
+    return dump_json([digest, str(loaded.dtype), weights, *narrow])
 
 
 _log = logging.getLogger("winnow")

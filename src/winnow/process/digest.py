@@ -16,6 +16,7 @@ BY_TOKENIZER = (
     "chat_template.json", "additional_chat_templates/*.jinja",
 )  # fmt: skip
 """Those of them that a tokenizer is made of."""
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 

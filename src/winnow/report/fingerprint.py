@@ -18,20 +18,22 @@ INPUT_BYTES = "input_bytes"
 """Key of the input's length, which shows whether an input only grew."""
 
 
-def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> Fingerprint:
+def fingerprint(
+    input_sha256: str, model: Path, settings: Mapping[str, Any], adapter: Path | None = None
+) -> Fingerprint:
     """Return the identity of a run. Raises as `model_digest`."""
-    return {"input": input_sha256, "model": model_digest(model), **settings}
+    return {"input": input_sha256, "model": model_digest(model, adapter), **settings}
 
 
-def model_digest(model: Path) -> str:
-    """Return SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file.
+def model_digest(model: Path, adapter: Path | None = None) -> str:
+    """Return SHA-256 over the names, sizes and contents of a model's files, and of those of an adapter merged into it.
     Raises UnsupportedModelError: `model` is neither a directory with a config.json nor a file, or cannot be read."""
     if not model.is_file() and not (model / "config.json").is_file():
         raise UnsupportedModelError(
             f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
         )
     try:
-        return sampled_digest(model_files(model))
+        return sampled_digest(model_files(model) | (model_files(adapter) if adapter else set()))
     except OSError as error:
         raise UnsupportedModelError(
             f"model: cannot load {model}: cannot read {error.filename}: {error.strerror}"

@@ -30,11 +30,12 @@ from winnow.models.fast.blocks import BlockWeights, attach_blocks, round_to_bloc
 from winnow.models.fast.library_weights import LibraryWeights, holds_codes
 from winnow.models.fast.optimize import optimize_model
 from winnow.models.fast.shards import shard_model
+from winnow.models.load.adapter import merge_adapter
 from winnow.models.load.automatic import keeps_blocks, open_published
 from winnow.models.load.context import ContextLimit, context_limit
 from winnow.models.load.damage import cannot_load, check_numbers, check_sizes, check_vocabulary, first_line
 from winnow.models.load.directory import sampling_defaults
-from winnow.models.load.hub import locate_tokenizer
+from winnow.models.load.hub import locate_adapter, locate_tokenizer
 from winnow.models.load.kinds import causal_class, has_tower, takes_attention
 from winnow.models.load.loaded import LoadedModel, PlainModel
 from winnow.models.load.processor import Processor, load_processor
@@ -198,6 +199,8 @@ class _Source:
                 raise
             reason = f"transformers knows no {field} {error.args[0]!r}, named in its configuration"
             raise cannot_load(self.path, reason) from error
+        if (adapter := locate_adapter(self.config)) is not None:
+            merge_adapter(model, adapter)
         return model.eval().requires_grad_(False)
 
     def _make(self, attention: str | None, *, kept: bool, tower: bool) -> Any:

@@ -76,7 +76,7 @@ class ModelDirectory:
         if (self.path / "adapter_config.json").exists():
             raise cannot_load(
                 self.path,
-                "it holds an adapter (adapter_config.json), and adapters are not served: merge it into the weights",
+                "it holds an adapter (adapter_config.json): give its base as the model, and the adapter as lora",
             )
         file = self.path / "config.json"
         if not file.exists():

@@ -8,7 +8,7 @@ from typing import Any
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.process.digest import BESIDE_WEIGHTS, TOKENIZER_FILES, part_names
+from winnow.process.digest import ADAPTER_FILES, BESIDE_WEIGHTS, TOKENIZER_FILES, part_names
 from winnow.process.progress import report, reporter
 from winnow.values.units import format_bytes
 
@@ -85,6 +85,20 @@ def locate_tokenizer(config: ModelConfig) -> Path | None:
     path = _fetch(str(named), None, BESIDE_WEIGHTS) if fetched else Path(named)
     if not any((path / file).is_file() for file in TOKENIZER_FILES):
         raise UnsupportedModelError(f"tokenizer: {path} is no directory with a {TOKENIZER_FILES[0]}")
+    return path
+
+
+def locate_adapter(config: ModelConfig) -> Path | None:
+    """Return the directory or GGUF file of the adapter to be merged, if any. Raises UnsupportedModelError: as
+    `locate_model`; or there is none."""
+    if config.lora is None:
+        return None
+    named = str(config.lora).partition("=")[0]
+    path = _fetch(named, None, ADAPTER_FILES) if is_repository(named, files=False) else Path(named)
+    if not path.is_file() and not all((path / file).is_file() for file in ADAPTER_FILES):
+        raise UnsupportedModelError(
+            f"lora: {path} is neither a GGUF file nor a directory with {' and '.join(ADAPTER_FILES)}"
+        )
     return path
 
 

@@ -53,6 +53,8 @@ def load_model(config: ModelConfig, *, ranks: Ranks = ALONE, hidden: bool = Fals
             refused = (
                 f"tokenizer must be left out for a packed model, which holds one, got {config.tokenizer}"
             )
+        elif config.lora is not None:
+            refused = f"lora must be left out for a packed model (`winnow pack` takes it), got {config.lora}"
         if refused is not None:
             raise ConfigError(refused)
         kernels = native_kernels()

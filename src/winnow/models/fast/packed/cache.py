@@ -97,7 +97,7 @@ class CacheEntry:
         on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
         plain = config.load_format == "auto" and config.optimize and on_cpu
         limit = cache_limit()
-        if not config.model_cache or not limit or not plain:
+        if not config.model_cache or not limit or not plain or config.lora is not None:
             return None
         own = locate_tokenizer(config)
         files = model_files(model)
