@@ -1,10 +1,12 @@
 """Compression where it is needed: `compression=auto`, and replays that do not fit."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from winnow import LLM, SamplingParams
+from winnow.engine.memory.swap_costs import Fit, SwapCosts
 from winnow.errors import CapacityError
 
 PROMPTS = [list(range(10 + i, 510 + i)) for i in range(6)]
@@ -43,6 +45,27 @@ def test_what_runs_shrinks_for_what_waits_and_no_further_than_it_must(whole: int
     assert tighter.kv_bytes_kept < stats.kv_bytes_kept
     assert stats.kv_bytes_whole == 6 * whole
     assert stats.kv_bytes_kept == sum(answer.eviction.bytes_held for answer in auto)
+
+
+def test_a_prompt_is_cut_by_its_question_where_it_ends(whole: int) -> None:
+    memory = {"kv_memory": str(int(1.5 * whole)), "compression": "auto"}
+    auto, stats = answers(**memory)
+    assert {answer.eviction.policy for answer in auto} == {"winnow-seen"}
+    assert stats.outlook is not None and stats.outlook.compression > 7.9
+    # One round each: nothing waited for what a first round had left.
+    assert stats.num_rounds == stats.num_short_starts
+    later, _ = answers(replace(GREEDY, context_tokens=480), **memory)
+    assert {answer.eviction.policy for answer in later} == {"winnow-keys"}
+
+
+def test_prompts_are_cut_no_further_than_nearly_all_of_the_gain_asks_for(
+    monkeypatch: pytest.MonkeyPatch, whole: int
+) -> None:
+    """Steps that take longer with each sequence: more of them than 4x lets in gain nothing."""
+    monkeypatch.setattr(SwapCosts, "recompute_seconds", lambda self, num_tokens: 0.0)
+    monkeypatch.setattr(Fit, "predict", lambda self, u, v: 1.0 + max(v - 4, 0) / 4)
+    _, stats = answers(kv_memory=str(int(1.5 * whole)), compression="auto")
+    assert stats.outlook is not None and stats.outlook.compression == 4
 
 
 def test_samples_of_a_prompt_are_decided_together() -> None:
@@ -92,11 +115,10 @@ def test_where_answers_are_a_few_tokens_compressing_is_found_not_to_pay(
     monkeypatch: pytest.MonkeyPatch, whole: int
 ) -> None:
     """Prompts that take 1,000 times as long as a step of answers leave nothing to be gained."""
-    from winnow.engine.memory.swap_costs import Fit, SwapCosts
-
     monkeypatch.setattr(SwapCosts, "recompute_seconds", lambda self, num_tokens: 1.0)
     monkeypatch.setattr(Fit, "predict", lambda self, u, v: 0.001)
     found, stats = answers(kv_memory=str(int(2.6 * whole)), compression="auto")
     assert stats.num_short_starts > 0 == stats.num_rounds
     assert stats.outlook is not None and stats.outlook.gain == pytest.approx(1.0, abs=0.02)
+    assert "every KV stays" in str(stats.outlook)
     assert all(answer.eviction.compression == 1 for answer in found)

@@ -202,6 +202,8 @@ class CompressionOutlook:
         fit = f"{self.num_whole} of {self.num_requests} requests fit into the KV memory whole"
         if self.gain is None:
             return f"{fit}; compressed to {self.compression:.3g}x, {self.num_compressed} do"
+        if not self.pays:
+            return f"{fit}; prompts outweigh answers, so that compressing gains nothing and every KV stays"
         return (
             f"{fit}; compressed to {self.compression:.3g}x, {self.gain:.1f} times the throughput is expected"
         )
