@@ -17,7 +17,7 @@ from winnow.errors import InvalidRequestError
 from winnow.media import MediaLoader
 from winnow.models import PlainModel
 from winnow.models.load.backend_tokenizer import full_tokenizer
-from winnow.outputs import EngineStats, RequestOutput, SessionStats
+from winnow.outputs import AgreementRecord, EngineStats, RequestOutput, SessionStats
 from winnow.prompts import Prompt, PromptTokenizer
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import RequestOutputKind
@@ -220,6 +220,13 @@ class EngineClient:
     @property
     def has_unfinished(self) -> bool:
         return self.driver.call(lambda: self._engine.has_unfinished)
+
+    def check_answers(self) -> AgreementRecord:
+        """Compare some of the compressed answers with the full cache's, as many and as long as `check` allows, and
+        return what came of all so far. `LLM.generate` and `chat` do so after several prompts, a server in idle time."""
+        while self.driver.call(self._engine.check_step):
+            pass
+        return self.stats().agreement
 
     def stats(self) -> EngineStats:
         return self.driver.call(self._engine.stats)

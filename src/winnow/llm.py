@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,7 +19,7 @@ from winnow.engine.admission import requested_eviction
 from winnow.engine.driver import EngineDriver, Mailbox, OutputStream
 from winnow.engine.engine import Engine
 from winnow.engine_client import EngineClient
-from winnow.errors import ConfigError, InvalidRequestError
+from winnow.errors import ClosedError, ConfigError, InvalidRequestError
 from winnow.eviction import EvictionPolicy, resolve_policy
 from winnow.executor.build import build_engine, load_ranks, open_team, with_device_memory
 from winnow.executor.rank_team import RankTeam
@@ -297,9 +298,14 @@ class LLM(EngineClient):
             for prompt, params in zip(prompts, sampling_params, strict=True)
         ]
         if not (use_tqdm and is_shown()):
-            return self.driver.finish(requests, "prompts")
-        with progress_bar(len(requests), lambda: self.stats().generated_tokens) as show:
-            return self.driver.finish(requests, "prompts", show)
+            outputs = self.driver.finish(requests, "prompts")
+        else:
+            with progress_bar(len(requests), lambda: self.stats().generated_tokens) as show:
+                outputs = self.driver.finish(requests, "prompts", show)
+        if len(requests) > 1:
+            with suppress(ClosedError):
+                self.check_answers()
+        return outputs
 
     def _stream(
         self, prompt: TokenizedPrompt, params: SamplingParams | None, **options: Any

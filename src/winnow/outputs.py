@@ -66,6 +66,9 @@ class EvictionReport:
     kept_images: float | None = None
     """Part of the KVs of pictures that is held at the end, over all rows; None: the prompt has no pictures."""
     kept_text: float | None = None
+    checked_answers: int = 0
+    """Of all requests so far, answers that were compared with the full cache's."""
+    equal_answers: int = 0
 
     def to_json(self, *, kept: bool = True) -> dict[str, Any]:
         """Return the fields by name, `kept` only if asked for, with `mean_kept` and `compression`."""
@@ -210,6 +213,37 @@ class CompressionOutlook:
 
 
 @dataclass
+class AgreementRecord:
+    """What came of compressed answers that were computed whole too, with the same parameters.
+
+    Attributes:
+        checked: answers that were compared; `equal` of them have the full cache's tokens.
+        lines: ids of the others' requests, the first 100.
+        sampled: answers that are not compared, as chance took part in them.
+    """
+
+    checked: int = 0
+    equal: int = 0
+    lines: list[str] = field(default_factory=list)
+    sampled: int = 0
+
+    LEAST_CHECKED: ClassVar[int] = 8
+    LEAST_SHARE: ClassVar[float] = 0.7
+    MOST_LINES: ClassVar[int] = 100
+
+    @property
+    def backs_off(self) -> bool:
+        """Whether too few are equal for `compression=auto` to go on compressing."""
+        return self.checked >= self.LEAST_CHECKED and self.equal < self.LEAST_SHARE * self.checked
+
+    def add(self, request_id: str, equal: bool) -> None:
+        self.checked += 1
+        self.equal += equal
+        if not equal and len(self.lines) < self.MOST_LINES:
+            self.lines.append(request_id)
+
+
+@dataclass
 class DiskTierStats:
     """Statistics of prefixes on disk (`prefix_cache_dir`); counters run from the engine's start."""
 
@@ -349,6 +383,8 @@ class EngineStats:
     """Requests that began while not all that waited would have fitted into the KV memory whole."""
     outlook: CompressionOutlook | None = None
     """Expectation of compressing when memory was last found short; None: it never was."""
+    agreement: AgreementRecord = field(default_factory=AgreementRecord)
+    """Of compressed answers with the full cache's (`check`)."""
     num_draft_tokens: int = 0
     """Tokens proposed under speculative_config."""
     num_accepted_tokens: int = 0

@@ -10,7 +10,7 @@ import torch
 from winnow.chat import TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.errors import CapacityError, ContextLengthError, QueueFullError
-from winnow.outputs import CompletionOutput, EngineStats, RequestMetrics, RequestOutput
+from winnow.outputs import AgreementRecord, CompletionOutput, EngineStats, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob, SamplingParams
 
 CONTEXT = 200
@@ -105,6 +105,9 @@ class FakeLLM:
 
     def kv_bytes(self, num_kvs: int) -> int:
         return 1024 * num_kvs
+
+    def check_answers(self) -> AgreementRecord:
+        return AgreementRecord(20, 18, ["line-7", "line-31"])
 
     def stats(self) -> EngineStats:
         return EngineStats(

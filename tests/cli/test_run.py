@@ -238,7 +238,8 @@ def test_the_summary_counts_all_lines_also_after_a_resume(
     assert (one["resumed"], two["resumed"]) == (0, 3)
     assert (one["requests"], one["failed"], one["prompt_tokens"]) == (5, 1, 9)
     assert (one["kv_bytes_peak"], one["kv_bytes_budget"], one["preemptions"]) == (2048, 4096, 3)
-    for text in ("requests", "from an earlier start", "2.0 KiB of 4.0 KiB", "accuracy: half (1)", "62.5%"):
+    texts = ("requests", "from an earlier start", "2.0 KiB of 4.0 KiB", "accuracy: half (1)", "62.5%")
+    for text in (*texts, "18 of 20", "lines 7, 31"):
         assert text in table
 
 

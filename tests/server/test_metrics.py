@@ -2,11 +2,14 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
+import pytest
 from tests.server.running import Running, running
 
 from winnow import LLM
+from winnow.engine.answer_check import AnswerCheck
 
 BOARD = Path(__file__).parents[2] / "examples" / "serving" / "grafana.json"
 
@@ -21,6 +24,26 @@ def test_the_board_asks_for_what_is_served(server: Running) -> None:
     served = names(server.client.get("/metrics").text)
     asked = set(re.findall(r"winnow_\w+", json.dumps(json.loads(BOARD.read_text())["panels"])))
     assert asked and asked <= served, asked - served
+
+
+def test_compressed_answers_are_compared_in_idle_time(
+    server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AnswerCheck, "due", lambda self, *_: bool(self._waiting))
+    body = {"prompt": list(range(200, 500)), "max_tokens": 4, "temperature": 0, "compression": 2}
+    body |= {"eviction": "snapkv", "ignore_eos": True}
+    count = r"^winnow_%s(?:\{.*\})? (\S+)$"
+    for _ in range(400):
+        usage = server.post("/v1/completions", body).json()["usage"]
+        if usage["kv"].get("checked_answers"):
+            break
+        time.sleep(0.05)
+    monkeypatch.setattr(AnswerCheck, "due", lambda *_: False)
+    found = llm.check_answers()  # also of the one in progress
+    assert 0 < usage["kv"]["checked_answers"] <= found.checked and "equal_answers" in usage["kv"]
+    text = server.client.get("/metrics").text
+    for name, value in (("", found.checked), ("_equal", found.equal)):
+        assert re.findall(count % f"checked_answers{name}_total", text, re.MULTILINE) == [f"{value:.1f}"]
 
 
 def test_aliases_of_vllm(server: Running) -> None:

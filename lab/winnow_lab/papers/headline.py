@@ -211,7 +211,7 @@ def answers(options: Options, journal: CellJournal, until: float) -> None:
         if not wanted:
             continue
         with LLM(
-            **_engine(options, context, _BLOCK) | {"kv_memory": "1GiB"} | options.engines[method]
+            **_engine(options, context, _BLOCK) | {"kv_memory": "1GiB", "check": 0} | options.engines[method]
         ) as llm:
             for name, (kind, cell) in wanted.items():
                 prompts = prompts_of(options, llm, context, kind, asked)[first : first + _BLOCK]
@@ -239,7 +239,7 @@ def speed(options: Options, journal: CellJournal, until: float) -> None:
         if context not in memory:
             config = EngineConfig.from_options(own)
             memory[context] = kv_memory_for(config, options.kv_seqs, context + options.new_tokens)
-        with LLM(**own | {"kv_memory": memory[context]} | options.engines[cell.method]) as llm:
+        with LLM(**own | {"kv_memory": memory[context], "check": 0} | options.engines[cell.method]) as llm:
             each_kind = product(options.groups[group], options.kinds)
             by_kind = [prompts_of(options, llm, tokens, kind, asked) for tokens, kind in each_kind]
             prompts = [each for turn in zip(*by_kind, strict=True) for each in turn][: options.requests]

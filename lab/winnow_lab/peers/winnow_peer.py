@@ -22,7 +22,8 @@ NARROWER = ("kv_cache_dtype", "weight_dtype")
 @contextmanager
 def opened(work: Work) -> Iterator[Answer]:
     torch.set_num_threads(work.threads)
-    options = {"model": Path(work.model), "enable_prefix_caching": work.prefix_caching} | work.options
+    options = {"model": Path(work.model), "enable_prefix_caching": work.prefix_caching, "check": 0}
+    options |= work.options
     kv_seqs, saves = options.pop("kv_seqs"), options.pop("saves_prefixes", False)
     longest = max(map(len, work.prompts)) + work.new_tokens
     wide = {name: value for name, value in options.items() if name not in NARROWER}

@@ -86,6 +86,7 @@ def study(options: Options) -> Result:
         "num_accumulators": 2,
         "kv_floor": 1,
         "threads": options.threads,
+        "check": 0,
     }
     llm = LLM(options.model, enable_prefix_caching=False, **sizes)
     llm.generate(prompts[0], SamplingParams(max_tokens=2, eviction="kv-compress"))  # warm up

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,8 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
             shard=plan.shard,
         )
         driver.run(read_lines(plan.prompts.path), show_progress)
-        return meter.elapsed, llm.stats()
+        seconds, stats = meter.elapsed, llm.stats()
+        return seconds, replace(stats, agreement=llm.check_answers())
 
 
 def _leaves_sampling_out(path: Path) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from winnow.config.option import Effect, option, optional_int
 from winnow.errors import ConfigError
-from winnow.values.checks import check_integer
+from winnow.values.checks import check_integer, check_number
 from winnow.values.eviction_request import Amount, check_one_amount
 
 AUTO = "auto"
@@ -63,6 +63,12 @@ class EvictionConfig:
         "most KVs that one round of eviction ranks, over all its requests; none: no limit",
         parse=optional_int,
     )
+    check: float = option(
+        0.05,
+        "share of the answers under a policy, at least 4, that are computed from all KVs too, once nothing else is to "
+        "be done, and of the time that this may take: how many are equal is shown; 0: none",
+        effect=Effect.NEVER,
+    )
 
     def for_policy(self, eviction: Any, *, pools: bool, amount: Amount | None = None) -> Self:
         """Return the options with another policy, and amount if given; without `pool` where it does not pool."""
@@ -77,6 +83,7 @@ class EvictionConfig:
         for name in ("kv_floor", "max_round_kvs"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
+        check_number("check", self.check, 0, 1)
         for name in ("compression", "kv_budget"):
             if self.eviction == FULL and (asked := getattr(self, name)) is not None:
                 asked = asked if asked == AUTO else f"{asked:g}"

@@ -1,5 +1,6 @@
 """The engine: requests come in, a scheduler plans steps over a KV cache, an executor computes them, outputs go out."""
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Sequence as SequenceType
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from typing import Any
 
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
+from winnow.engine.answer_check import AnswerCheck
 from winnow.engine.counters import Counters, Occupancy, eviction_report, kept_parts, measure_occupancy
 from winnow.engine.executor import Executor, ServedModel
 from winnow.engine.memory.memory import Memory
@@ -18,7 +20,7 @@ from winnow.engine.requests.request_limits import forked_params, inherit, with_s
 from winnow.engine.requests.request_table import FinishReason, RequestTable
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.scheduler import Scheduler
-from winnow.errors import InvalidRequestError, describe_error
+from winnow.errors import InvalidRequestError, RequestFailedError, describe_error
 from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling import SamplingParams
 from winnow.values.reuse import EXACT
@@ -56,15 +58,23 @@ class Engine:
         self._touched: dict[Request, None] = {}
         self._looks_ahead = self._overlaps = executor.overlaps
         self._last_end: float | None = None
+        layout = executor.layout if self.memory is not None else None
+        fixed = layout is None or layout.wide.any or layout.value_tier is not None
+        self._check = AnswerCheck(0.0 if fixed else config.eviction.check, config.model.seed)
+        if layout is not None:
+            scheduler.decisions.agreement = self._check.record
+        self._checked: tuple[NewRequest, Request] | None = None  # a check in progress
+        self._check_counters = Counters()
         # A step that was submitted before the results of the one before it were known.
         self._ahead: tuple[ScheduledStep, Any] | None = None
 
     @property
     def has_unfinished(self) -> bool:
-        return len(self.requests) > 0
+        return len(self.requests) > (self._checked is not None)
 
     def add(self, new: NewRequest) -> None:
         """Queue a request. Raises InvalidRequestError, or QueueFullError where too much waits already."""
+        self._drop_check()
         self.requests.require_new(new.request_id)
         request = self._admit(new)
         limits, waiting = self._config.scheduler, self.scheduler.waiting
@@ -117,9 +127,69 @@ class Engine:
             self._counters.seconds["output"] += self._clock() - sampled.time
         return outputs
 
+    @property
+    def has_check(self) -> bool:
+        """Return whether `check_step` has something to do."""
+        if self.has_unfinished or self._touched:
+            return False
+        busy, spent = self._counters.seconds, self._check_counters.seconds
+        return self._checked is not None or self._check.due(busy, spent, self.requests.prompt_tokens)
+
+    def check_step(self) -> bool:
+        """Compute a step of the comparison of an answer with the full cache's, if requests leave time (`check`).
+        Returns whether it did. Counts nowhere else; a fault ends the comparison alone."""
+        if not self.has_check:
+            return False
+        index, requests = self.scheduler.ledger.prefixes, self.requests
+        before = (
+            requests.prompt_tokens,
+            requests.generated_tokens,
+            index.num_asked_tokens,
+            index.num_hit_tokens,
+        )
+        self._counters, self._check_counters = self._check_counters, self._counters
+        try:
+            if self._checked is None:
+                new = self._check.take()
+                request = self._admit(new)
+                requests.add(request)
+                self.scheduler.add(request)
+                self._checked = new, request
+            self._take_step()
+            self._touched.clear()
+            self._compare(*self._checked)
+        except Exception as error:
+            logging.getLogger("winnow").warning("an answer was not compared: %s", describe_error(error))
+            self._drop_check(again=False)
+        finally:
+            self._counters, self._check_counters = self._check_counters, self._counters
+            requests.prompt_tokens, requests.generated_tokens = before[:2]
+            index.num_asked_tokens, index.num_hit_tokens = before[2:]
+        return True
+
+    def _compare(self, new: NewRequest, request: Request) -> None:
+        [sequence] = request.sequences
+        answer = tuple(sequence.output_token_ids)
+        if sequence.error is not None:
+            raise RequestFailedError(sequence.error)
+        if sequence.finished or answer != new.expected[: len(answer)]:
+            self._check.record.add(new.request_id, answer == new.expected)
+            self._drop_check(again=False)
+
+    def _drop_check(self, *, again: bool = True) -> None:
+        """End a check in progress; it comes `again` where it gave way to a request."""
+        if self._checked is not None:
+            new, self._checked = self._checked[0], None
+            self.abort(new.request_id)
+            if again:
+                self._check.put_back(new)
+
     def stats(self) -> EngineStats:
         kv_memory = self._config.cache.kv_memory
-        return self._counters.stats(self.scheduler, self._executor, self.requests, kv_memory)
+        found = self._counters.stats(self.scheduler, self._executor, self.requests, kv_memory)
+        record, checks = self._check.record, self._checked is not None
+        record = replace(record, lines=list(record.lines))
+        return replace(found, num_running=found.num_running - checks, agreement=record)
 
     def implementation(self) -> dict[str, str]:
         return {"attention": self._executor.attention, "KVs": self._executor.layout.codec_names}
@@ -241,6 +311,7 @@ class Engine:
         if request.images and sequence.kv.slot is not None and request.policy_name is not None:
             sequence.kept_parts = kept_parts(sequence, self._executor.kept_positions(sequence.kv.slot))
         self.scheduler.running.finish(sequence, reason, stop_reason)
+        self._check.note(sequence)
         if sequence.kept is not None and sequence.asked_eviction is not None:
             layout, counters = self._executor.layout, self._counters
             counters.kv_bytes_kept += layout.device_bytes(layout.by_kind(layout.row_blocks(sequence.kept)))
@@ -250,7 +321,8 @@ class Engine:
         return self.scheduler.running.take_failed()
 
     def _report(self, sequence: Sequence) -> EvictionReport | None:
-        return eviction_report(sequence, self._executor.layout)
+        found, record = eviction_report(sequence, self._executor.layout), self._check.record
+        return found and replace(found, checked_answers=record.checked, equal_answers=record.equal)
 
     def _may_look_ahead(self, step: ScheduledStep) -> bool:
         """Return whether the next step may be planned now; what is proposed follows from this one's tokens."""

@@ -80,12 +80,18 @@ def usage_object(
 ) -> dict[str, Any]:
     """Return the object that counts tokens; `cached` are details of the prompt (`cached_tokens`), `thoughts` reasoning.
 
-    Reports are of the answers whose KVs are not all kept: they say how many tokens' are, on average over rows.
+    Reports are of the answers whose KVs are not all kept: they say how many tokens' are, on average over rows, and how
+    many answers, of all requests so far, were compared with the full cache's.
     """
     found: dict[str, Any] = {}
     if known := [report for report in reports if report is not None]:
         kept = round(sum(each.mean_kept for each in known))
         found["kv"] = {"kept": kept, "total": sum(each.num_tokens for each in known)}
+        if known[-1].checked_answers:
+            found["kv"] |= {
+                "checked_answers": known[-1].checked_answers,
+                "equal_answers": known[-1].equal_answers,
+            }
     found |= {
         "prompt_tokens": prompt,
         "completion_tokens": answers,

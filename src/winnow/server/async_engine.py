@@ -59,7 +59,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         # The engine's thread's: the wait for its next step, and who had begun after the last one.
         self._stopping = self._paused = self._retried = False
-        self._next: Future[None] | None = None
+        self._next: Future[Any] | None = None
         self._begun: frozenset[str] = frozenset()
         self._step_began: float | None = None
         # By request id; the loop's. Of those that were abandoned the last output is to come.
@@ -219,11 +219,19 @@ class AsyncEngine:
     def _go_on(self) -> None:
         """Ask for a step, if one is wanted and none is asked for."""
         # Steps of other clients bring outputs too, the last one among them.
-        wanted = self._box.unfinished or self._box.outputs or self.driver.engine.has_unfinished
-        if wanted and not (self._next or self._stopping or self._paused or self.failure is not None):
+        if self._next or self._stopping or self._paused or self.failure is not None:
+            return
+        if self._box.unfinished or self._box.outputs or self.driver.engine.has_unfinished:
             self._step_began = time.monotonic()
             self._next = self.driver.expect(self._box)
             self._next.add_done_callback(self._take_step)
+        elif self.driver.engine.has_check:
+            self._next = self.driver.put(self.driver.engine.check_step)
+            self._next.add_done_callback(self._take_check)
+
+    def _take_check(self, _: "Future[Any]") -> None:
+        self._next = None
+        self._go_on()
 
     def _take_step(self, step: "Future[None]") -> None:
         """Hand on what a step has brought. One that failed is tried again once: the engine is whole again then."""

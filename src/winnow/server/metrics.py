@@ -187,6 +187,8 @@ class Metrics:
             "session_compressions": ("conversations compressed for their age", stats.session_compressions),
             "sessions_dropped": ("conversations forgotten for their budgets", stats.sessions_dropped),
             "sessions_released": ("conversations that clients released", stats.sessions_released),
+            "checked_answers": ("compressed answers compared with the full cache's", stats.agreement.checked),
+            "checked_answers_equal": ("those that were equal", stats.agreement.equal),
             "replay_tokens": ("tokens computed to judge KVs by a replay", stats.replay_tokens),
         }
         if (disk := stats.disk_tier) is not None:

@@ -152,6 +152,7 @@ def _snapshot(
             "out of KV memory, computed again": stats.num_preemptions - stats.num_swaps,
         },
         "rounds": stats.num_rounds,
+        "agreement": {"checked": stats.agreement.checked, "equal": stats.agreement.equal},
         "evicted_kvs": service.metrics.evicted_kvs,
         "policies": [(name, *counts) for name, counts in sorted(service.metrics.kept.items())],
         "seconds": {phase: max(0.0, seconds) for phase, seconds in stats.elapsed.items()},

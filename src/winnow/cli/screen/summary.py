@@ -69,6 +69,7 @@ class Summary:
             **{name: getattr(stats, field) for name, field in _COUNTS.items()},
             "draft_rates": [asdict(each) for each in stats.draft_rates],
             "phases": self.phases,
+            "agreement": asdict(stats.agreement),
             "payoff": self.payoff,
             "accuracy": [
                 {"category": category, "lines": lines, "score": score}
@@ -128,6 +129,12 @@ class Summary:
             yield "eviction rounds", f"{stats.num_rounds:,}"
             yield "KV memory given back", format_bytes(stats.kv_bytes_freed)
             yield "KVs at the answers' ends", f"{kept}, whole {whole}"
+        if (record := stats.agreement).checked:
+            others = ", ".join(each.removeprefix("line-") for each in record.lines)
+            yield "checked answers equal to the full cache's", f"{record.equal:,} of {record.checked:,}"
+            yield from [("  others", f"lines {others}")] if others else []
+        elif record.sampled:
+            yield "answers checked", "none: chance took part (temperature 0 leaves it out)"
         if stats.replay_tokens:
             yield "contexts repeated", f"{stats.replay_tokens:,} tokens, {stats.replay_seconds:,.1f} s"
         if stats.num_replays_replaced:

@@ -56,7 +56,17 @@ class KVState:
         return replace(self, slot=slot, last_served=-1)
 
 
-_AS_ASKED = ("observer", "priority", "tenant", "final_only", "deltas", "session", "images", "documents")
+_AS_ASKED = (
+    "observer",
+    "priority",
+    "tenant",
+    "final_only",
+    "deltas",
+    "session",
+    "images",
+    "documents",
+    "expected",
+)
 
 
 @dataclass(eq=False)
@@ -95,6 +105,7 @@ class Request:
     """Tokens of the prompt whose KVs were placed, and are approximate."""
     num_repaired_tokens: int = 0
     """Tokens of placed spans that were computed again."""
+    expected: tuple[int, ...] = ()
     sequences: list["Sequence"] = field(init=False)
 
     @classmethod

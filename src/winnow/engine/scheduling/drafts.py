@@ -16,6 +16,8 @@ from winnow.outputs import DraftRates
 
 # Tokens before its first drafts that a source computes of a sequence: in a look, where drafts pay, and without a gate.
 _LOOKED_AT, _CONTEXT, _WHOLE = 64, 1024, 2**62
+# Tokens of an expected answer in a step: each has a row of logits.
+_COMPARED = 64
 
 
 class DraftSource(Protocol):
@@ -80,6 +82,11 @@ class Drafts:
 
     def propose(self, decoding: SequenceType[Sequence], most: int) -> dict[Sequence, list[int]]:
         """Return draft tokens of the sequences that have any, at most `most` in all."""
+        if len(decoding) == 1 and (expected := decoding[0].request.expected):
+            first = decoding[0].num_output_tokens  # the step samples one token more than it is proposed
+            draft = list(expected[first : min(first + min(most, _COMPARED), len(expected) - 1)])
+            self._is_drafting = False
+            return {decoding[0]: draft} if draft else {}
         self._is_drafting = bool(decoding) and self.wanted(len(decoding))
         if self._config is None or not self._is_drafting:
             return {}
@@ -112,6 +119,8 @@ class Drafts:
         return [] if self._config is None else self.gate.rates()
 
     def count(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
+        if sequence.request.expected:
+            return
         self.num_proposed += num_proposed
         self.num_accepted += num_accepted
         self._chance.record(num_proposed, num_accepted)

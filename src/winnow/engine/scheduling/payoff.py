@@ -7,7 +7,7 @@ from winnow.engine.requests.request import RoundTally, Sequence
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.running import Running
 from winnow.eviction import LATE_STEPS, SequenceEviction
-from winnow.outputs import CompressionOutlook
+from winnow.outputs import AgreementRecord, CompressionOutlook
 
 # What an observation weighs after each later one: about the last hundred count.
 _MEMORY = 0.99
@@ -30,6 +30,7 @@ class CompressionDecisions:
     def __init__(self, memory: Memory, rounds: RoundTally) -> None:
         self.num_starts = self.num_short_starts = 0
         self.outlook: CompressionOutlook | None = None
+        self.agreement = AgreementRecord()
         self._memory = memory
         self._rounds = rounds
         # Seconds of decoding steps, a + b n for n sequences. KVs are no term of their own: where memory binds, it is
@@ -58,10 +59,10 @@ class CompressionDecisions:
     @property
     def _pays(self) -> bool:
         """Whether compressing pays, as far as is known. Where prompts begin alike it does not: what they share takes no
-        room twice, and compressed copies share nothing."""
+        room twice, and compressed copies share nothing. Nor where too few answers are the full cache's."""
         index = self._memory.ledger.prefixes
         shares = index.num_hit_tokens > _SHARED * index.num_asked_tokens
-        return not shares and (self.outlook is None or self.outlook.pays)
+        return not (shares or self.agreement.backs_off) and (self.outlook is None or self.outlook.pays)
 
     def started(self, sequence: Sequence) -> None:
         if sequence.asked_eviction is not None:

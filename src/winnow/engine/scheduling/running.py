@@ -47,8 +47,9 @@ class Running(SequenceType[Sequence]):
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
-        self._num_ended += 1
-        self._ended_tokens += sequence.num_output_tokens
+        if not sequence.request.expected:
+            self._num_ended += 1
+            self._ended_tokens += sequence.num_output_tokens
         if sequence.kv.slot is not None:
             self._sequences.remove(sequence)
         else:

@@ -305,7 +305,7 @@ class Scheduler:
         is learnt of the `seconds` that it took, and of the `period` since the end of the one before."""
         self.rounds.note(step, result.kept)
         advance(step, result.offsets, self.memory, self.drafts, self.accounts)
-        if seconds is not None:
+        if seconds is not None and not any(each.request.expected for each in step.sequences[:1]):
             tokens = result.offsets[-1] if result.offsets else len(step.samplers)
             self.drafts.record(step.plan, tokens, seconds if period is None else period)
             self.decisions.record(step.plan, seconds)
