@@ -47,7 +47,7 @@ class Options(AgentLoad, EngineOptions):
     api_key: str | None = flag(None, "also from WINNOW_API_KEY or OPENAI_API_KEY")
     check: int = flag(0, "turns whose answers an engine without load and cache repeats", least=0)
     check_url: str | None = flag(None, "a server that repeats them, in place of such an engine")
-    CHOSEN: ClassVar[tuple[str, ...]] = ("seed",)
+    CHOSEN: ClassVar[tuple[str, ...]] = ("seed", "check")
 
     def __post_init__(self) -> None:
         super().__post_init__()
