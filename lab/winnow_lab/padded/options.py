@@ -17,7 +17,7 @@ _READ = {
     "optimize", "generation_config", "verify_model", "model_cache", "seed", "kv_memory",
     "gpu_memory_utilization", "enable_prefix_caching", "max_num_seqs", "max_num_batched_tokens",
     "prefill_chunk", "scheduling_policy", "aging", "max_queued_requests", "max_queued_tokens", "tenants",
-    "limit_mm_per_prompt", "allowed_media_domains", "allowed_local_media_path",
+    "limit_mm_per_prompt", "allowed_media_domains", "allowed_local_media_path", "check",
 }  # fmt: skip
 """Options of every engine that mean something to this one."""
 

@@ -58,7 +58,7 @@ class Engine:
         self._touched: dict[Request, None] = {}
         self._looks_ahead = self._overlaps = executor.overlaps
         self._last_end: float | None = None
-        layout = executor.layout if self.memory is not None else None
+        layout = getattr(executor, "layout", None)  # None: an engine with a cache of another kind
         fixed = layout is None or layout.wide.any or layout.value_tier is not None
         self._check = AnswerCheck(0.0 if fixed else config.eviction.check, config.model.seed)
         if layout is not None:
