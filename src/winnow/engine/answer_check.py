@@ -10,6 +10,7 @@ from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Sequence
 from winnow.outputs import AgreementRecord
 from winnow.values.eviction_request import EVICTION_FIELDS, EvictionRequest
+from winnow.values.reuse import EXACT
 
 _LEAST = 4
 _MOST_WAITING = 64
@@ -50,7 +51,7 @@ class AnswerCheck:
         is_new = self._num_taken + len(self._waiting) + 1 <= wanted and len(self._waiting) < _MOST_WAITING
         if not is_new and self._random.random() * self._num_known >= len(self._waiting):
             return
-        plain = replace(params, n=1, logprobs=None, prompt_logprobs=None)
+        plain = replace(params, n=1, logprobs=None, prompt_logprobs=None, reuse=EXACT)
         least = min(params.min_tokens, len(answer))
         new = NewRequest(
             request.request_id,
