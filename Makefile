@@ -18,10 +18,10 @@ help: ## list the targets
 
 setup: $(READY) ## create .venv, build the CPU kernels and install Winnow with its tools
 
-$(READY): pyproject.toml lab/pyproject.toml $(wildcard native/* native/kernels/*)
+$(READY): pyproject.toml lab/pyproject.toml plugins/drafts/pyproject.toml $(wildcard native/* native/kernels/*)
 	$(PYTHON) -m venv .venv
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[dev]' -e './lab[dev]'
+	$(PIP) -e '.[dev]' -e './lab[dev]' -e ./plugins/drafts
 	@touch $@
 
 # One process per core with one thread each: tiny models gain nothing from more threads. Who is done takes over half of

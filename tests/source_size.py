@@ -12,6 +12,7 @@ SOURCES = {
     "lab/winnow_lab": (".py",),
     "plugins/ray/winnow_ray": (".py",),
     "plugins/dynamo/winnow_dynamo": (".py",),
+    "plugins/drafts/winnow_drafts": (".py",),
     "native": (".cpp", ".h"),
 }
 

@@ -1,28 +1,20 @@
-"""Drafts of another model, or of the model's own heads, over a paged cache of its own in a part of the same memory."""
+"""Drafts of another model, over a paged cache of its own in a part of the same memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
-
-import torch
-from torch import Tensor
 
 from winnow.cache import CacheSize, Ledger
 from winnow.config import EngineConfig
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.requests.request import Sequence
-from winnow.executor.hidden_states import HiddenStates
 from winnow.executor.tensor_parallel import build_executor
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel
 from winnow.sampling import SamplingParams
 
-if TYPE_CHECKING:
-    from winnow.models.load.drafts import DraftHeads
-
 
 @dataclass
-class _Held:
+class Held:
     """Tokens of a sequence from `origin` on whose KVs are in the cache, the first `agreed` known to be its own."""
 
     slot: int
@@ -33,7 +25,7 @@ class _Held:
     again: int = 0  # tokens at the end that the next of several heads computes
 
 
-_Chunks = list[tuple[Sequence, list[int]]]
+Chunks = list[tuple[Sequence, list[int]]]
 
 
 def without_form(sequence: Sequence) -> SamplingParams:
@@ -60,7 +52,7 @@ class DraftModel:
         self._loaded, self.price = loaded, price
         self._context = 0
         self._most = config.scheduler.max_num_batched_tokens
-        self._held: dict[Sequence, _Held] = {}
+        self._held: dict[Sequence, Held] = {}
 
     @property
     def used_bytes(self) -> int:
@@ -107,8 +99,8 @@ class DraftModel:
                     pending[sequence] = self._following(sequence, token)
         return found
 
-    def _chunks(self, pending: dict[Sequence, list[int]], found: dict[Sequence, list[int]]) -> _Chunks:
-        chunks, room = _Chunks(), self._most
+    def _chunks(self, pending: dict[Sequence, list[int]], found: dict[Sequence, list[int]]) -> Chunks:
+        chunks, room = Chunks(), self._most
         for sequence, tokens in pending.items():
             if room:
                 chunks.append((sequence, tokens[:room]))
@@ -123,7 +115,7 @@ class DraftModel:
         held = self._held.get(sequence)
         if held is None:
             params, origin = without_form(sequence), self._origin(sequence)
-            held = self._held[sequence] = _Held(self._ledger.open(), params, origin, [])
+            held = self._held[sequence] = Held(self._ledger.open(), params, origin, [])
         tokens = sequence.token_ids[held.origin :]
         same, most = held.agreed, min(len(held.token_ids), len(tokens) - 1)
         while same < most and held.token_ids[same] == tokens[same]:
@@ -141,7 +133,7 @@ class DraftModel:
         held = self._held[sequence]
         return NewSequence(held.slot, sequence.token_ids, sequence.prompt_len, held.params, sequence.index)
 
-    def _with_room(self, chunks: _Chunks, pending: dict[Sequence, list[int]]) -> _Chunks:
+    def _with_room(self, chunks: Chunks, pending: dict[Sequence, list[int]]) -> Chunks:
         """Take room for chunks; where it lacks, sequences not asked for lose their KVs, and then the last ones."""
         while chunks:
             slots = [self._held[each].slot for each, _ in chunks]
@@ -157,7 +149,7 @@ class DraftModel:
             self._drop(victim)
         return chunks
 
-    def _compute(self, chunks: _Chunks, last: set[Sequence], new: list[NewSequence]) -> dict[Sequence, int]:
+    def _compute(self, chunks: Chunks, last: set[Sequence], new: list[NewSequence]) -> dict[Sequence, int]:
         """Compute tokens. Returns what is sampled behind them, of the sequences in `last`."""
         entries = []
         for sequence, tokens in chunks:
@@ -176,94 +168,3 @@ class DraftModel:
 
     def _drop(self, sequence: Sequence) -> None:
         self._ledger.close(self._held.pop(sequence).slot)
-
-
-class HeadDrafts(DraftModel):
-    """Source of what the model's own heads would sample: each token goes with the hidden state of the one before it.
-
-    Their KVs of a sequence begin with the tokens whose hidden states are still held as drafts are first asked for. KVs
-    that depend on drafts are dropped at once. One head continues from its own states; of several, each says one
-    token more, from the states of the one before it.
-    """
-
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, price: float, hidden: HiddenStates) -> None:
-        super().__init__(loaded, config, price)
-        self._executor.leave_graphs()  # they would repeat the hidden states, too
-        self._heads = cast("DraftHeads", loaded.model)
-        self._count = self._heads.num_mtp_layers
-        self._hidden = hidden
-        self._last: dict[Sequence, list[int]] = {}  # tokens computed last, and the states made of them
-        self._states: dict[Sequence, Tensor] = {}
-
-    def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
-        many = max(most.values(), default=0) if self._count == 1 else self._count
-        held = {each: min(count, many) for each, count in most.items() if self._hidden.holds(each)}
-        return super().rooms(held, context)
-
-    @property
-    def used_bytes(self) -> int:
-        return super().used_bytes + self._hidden.total_bytes
-
-    def _origin(self, sequence: Sequence) -> int:
-        return max(self._hidden.held(sequence.kv.running_slot)[0] + 1, super()._origin(sequence))
-
-    def _begin(self, sequence: Sequence) -> list[int]:
-        held = self._held.get(sequence)
-        if held is not None and held.origin + held.agreed <= self._hidden.held(sequence.kv.running_slot)[0]:
-            self._drop(sequence)  # states between are lost
-        return super()._begin(sequence)
-
-    def _propose(self, counts: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
-        # Each of several heads needs the KVs of all tokens.
-        wanted = counts if self._count == 1 else {each: self._count for each in counts}
-        self._last, self._states = {}, {}
-        found = super()._propose(wanted)
-        for sequence in found:
-            held = self._held.get(sequence)
-            if held is None:
-                continue
-            if self._count > 1 and len(found[sequence]) < self._count:
-                self._drop(sequence)
-                continue
-            known = max(sequence.num_tokens - held.origin - self._count + 1, 0)
-            if len(held.token_ids) > known:
-                self._ledger.take_back([held.slot], [len(held.token_ids) - known])
-                del held.token_ids[known:]
-            held.agreed, held.again = len(held.token_ids), 0
-        return {each: drafts[: counts[each]] for each, drafts in found.items()}
-
-    def _chunks(self, pending: dict[Sequence, list[int]], found: dict[Sequence, list[int]]) -> _Chunks:
-        if self._count == 1:
-            self._heads.depth = 0
-            return super()._chunks(pending, found)
-        self._heads.depth = depth = len(found[next(iter(pending))])
-        chunks, room = _Chunks(), max(self._most, self._hidden.window)
-        for sequence, tokens in pending.items():
-            if len(found[sequence]) == depth and len(tokens) <= room:
-                chunks.append((sequence, tokens))
-                room -= len(tokens)
-        return chunks
-
-    def _following(self, sequence: Sequence, token: int) -> list[int]:
-        if self._count == 1:
-            return [token]
-        held = self._held[sequence]
-        held.again = len(self._states[sequence])
-        return [*self._last[sequence][1:], token]
-
-    def _compute(self, chunks: _Chunks, last: set[Sequence], new: list[NewSequence]) -> dict[Sequence, int]:
-        states = []
-        for sequence, tokens in chunks:
-            held = self._held[sequence]
-            first = held.origin + len(held.token_ids) - 1
-            if not held.again and first + 1 < sequence.num_tokens:
-                states.append(self._hidden.read(sequence.kv.running_slot, first, first + len(tokens)))
-            else:
-                states.append(self._states[sequence])
-        self._heads.previous = torch.cat(states)
-        sampled = super()._compute(chunks, last, new)
-        parts = self._heads.outputs.split([len(tokens) for _, tokens in chunks])
-        for (sequence, tokens), part in zip(chunks, parts, strict=True):
-            self._states[sequence] = part if self._count > 1 else part[-1:]
-            self._last[sequence] = tokens
-        return sampled

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence as SequenceType
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
 from winnow.cache.recurrent import Computed
+from winnow.cache.slot_states import SlotState
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import EngineConfig
 from winnow.engine.plan import (
@@ -49,8 +50,7 @@ from winnow.outputs import LogprobDict
 from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
 from winnow.sampling.sampler import PendingSample
 
-if TYPE_CHECKING:
-    from winnow.executor.hidden_states import HiddenStates
+_Hidden = TypeVar("_Hidden", bound=SlotState)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class TorchExecutor:
         self._recurrent = model.open_states(size.max_num_seqs)
         if self._recurrent is not None:
             self.cache.states.add(self._recurrent)
-        self._hidden: HiddenStates | None = None
+        self._hidden: Any = None
         self._graphs: StepGraphs | None = None
         # Values on a tier are chosen on the host; states are split on it.
         capture = graph_capture(model.device)
@@ -114,7 +114,7 @@ class TorchExecutor:
                 capture,
             )
 
-    def keep_hidden(self, hidden: "HiddenStates") -> "HiddenStates":
+    def keep_hidden(self, hidden: _Hidden) -> _Hidden:
         """Keep the last hidden states of the steps to come, which leave graphs."""
         self._hidden = hidden
         self.cache.states.add(hidden)

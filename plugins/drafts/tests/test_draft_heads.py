@@ -1,14 +1,16 @@
 """Drafts of a checkpoint's own heads: those that transformers makes of them, and never another answer."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from draft_answers import answers
 from safetensors.torch import load_file, save_file
+from tiny_llama import save_tiny_llama
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -25,6 +27,11 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 from transformers.modeling_layers import MtpModel
 
 from winnow import LLM, SamplingParams
+from winnow.errors import ConfigError
+from winnow_drafts.sources import open_drafts
+
+sys.path.append(str(Path(__file__).parents[3] / "tests" / "engine"))
+from draft_answers import answers
 
 VOCAB, LAYERS = 12, 2
 OPTIONS: dict[str, Any] = {"kv_memory": "1MiB", "block_size": 4, "max_num_seqs": 6, "prefill_chunk": 16}
@@ -123,6 +130,15 @@ def save(folder: Path, name: str) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def joined() -> Iterator[None]:
+    """The plug-in is found, whether or not it is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = {"mtp": SimpleNamespace(load=lambda: open_drafts)}
+        patch.setattr("winnow.executor.draft_sources.entry_points", lambda **_: found)
+        yield
+
+
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp(request.param), request.param)
@@ -204,6 +220,27 @@ def test_heads_change_no_answer(pair: tuple[LLM, LLM], params: SamplingParams) -
     assert answers(llm, params, PROMPTS) == answers(plain, params, PROMPTS)
     after = llm.stats()
     assert before.num_accepted_tokens < after.num_accepted_tokens
+
+
+@pytest.mark.parametrize(
+    ("more", "message"), [({}, "its config.json names none"), ({"model": True}, "must be an assistant")]
+)
+def test_models_without_heads_are_refused(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    model = save_tiny_llama(tmp_path, seed=1)
+    config = {"method": "mtp", **{name: str(model) for name in more}}
+    with pytest.raises(ConfigError, match=message):
+        LLM(model, speculative_config=config, **OPTIONS)
+
+
+def test_an_unknown_kind_of_assistant_is_named(tmp_path: Path) -> None:
+    assistant = tmp_path / "assistant"
+    assistant.mkdir()
+    (assistant / "config.json").write_text('{"model_type": "muse_assistant"}', encoding="utf-8")
+    config = {"method": "draft_model", "model": str(assistant)}
+    with pytest.raises(
+        ConfigError, match="is a muse_assistant, and assistants must be of a kind out of gemma4_"
+    ):
+        LLM(save_tiny_llama(tmp_path, seed=1), speculative_config=config, **OPTIONS)
 
 
 GEMMA: dict[str, Any] = {
