@@ -57,7 +57,7 @@ OF_SEVERAL = ("n", "logprobs", "prompt_logprobs")
 _SAMPLED_BY = ("temperature", "top_k", "top_p", "min_p")
 # SmolLM2-135M answers .89 of 16 short questions right at 0.3, .81 at 0.7; greedily .94, but long answers loop.
 _CONVERSATION: Mapping[str, Any] = MappingProxyType({"temperature": 0.3, "top_p": 0.95, "min_p": 0.05})
-UNFLAGGED = ("seed", *READERS, "output_kind", *OF_REQUESTS)
+UNFLAGGED = ("seed", "reuse", *READERS, "output_kind", *OF_REQUESTS)
 """Sampling parameters without a flag; requests that bring no seed take the engine's."""
 
 
