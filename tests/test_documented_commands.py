@@ -1,13 +1,9 @@
-"""Commands in README and docs can be typed, and results name commands that exist."""
+"""Commands in README and docs can be typed; those of results: lab/tests/test_pages.py."""
 
-import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from documented import ROOT, check, commands, is_command, words
+from documented import ROOT, check, commands, words
 from tests.extension import needs_extension
 
 PAGES = [
@@ -17,11 +13,6 @@ PAGES = [
     *(ROOT / "examples").rglob("*.md"),
     *(ROOT / "training").glob("*.md"),
     ROOT / "src/winnow/models/demo/README.md",
-]
-RESULTS = [
-    path
-    for path in sorted((ROOT / "docs/results").iterdir())
-    if path.suffix in (".json", ".md") and path.name != "README.md"
 ]
 
 
@@ -47,49 +38,6 @@ def test_commands_of_a_page_parse(
             f"'{word}'" in printed.err for word in words(line) if word.isupper()
         )
         assert wrong is None or of_a_reader or (left_out and named), f"{line}\n{wrong}: {printed.err}"
-
-
-@pytest.mark.parametrize("file", RESULTS, ids=lambda path: path.name)
-def test_a_result_names_a_command_that_exists(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    text = file.read_text(encoding="utf-8")
-    found = list(shown(text) if file.suffix == ".md" else recorded(json.loads(text)))
-    assert found, "no command repeats it"
-    for command in found:
-        wrong = [check(each, monkeypatch) for each in candidates(command)]
-        assert None in wrong, f"{command}\n{wrong}: {capfd.readouterr().err}"
-
-
-def shown(text: str) -> Iterator[list[str]]:
-    """Yield the command lines of a page: indented lines, and code within a sentence."""
-    for line in re.findall(r"^    (\S.*)$|`([^`]+)`", text, re.MULTILINE):
-        code = line[0] or line[1]
-        if is_command(code) or code.split(" ")[0].endswith(".py"):
-            yield words(code)
-
-
-def recorded(value: Any) -> Iterator[list[str]]:
-    """Yield the command lines of a result; scripts are recorded by name, from wherever they were run."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            if key == "command":
-                yield each
-            else:
-                yield from recorded(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from recorded(each)
-
-
-def candidates(command: list[str]) -> Iterator[list[str]]:
-    """Yield what was typed; scripts are recorded by name, and several have it."""
-    first, *rest = command
-    if not first.endswith(".py"):
-        yield [Path(first).name, *rest]
-        return
-    for script in (ROOT / "lab/winnow_lab").rglob(Path(first).name):
-        yield ["python", str(script.relative_to(ROOT)), *rest]
 
 
 @pytest.mark.parametrize(

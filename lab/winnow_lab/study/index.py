@@ -53,7 +53,6 @@ real: How much of a real model's accuracy does each policy keep?
     real.md: `kvzip` keeps most of RULER where the question comes later
     real_4k.md: `kvzip` keeps 1.00 at 4x and .95 at 8x at 4,096 tokens
     real_documents.md: 4x keeps .89 of a document's 20 answers, keys alone .21
-    real_perplexity.md: `kvzip` 8x costs 2.6 % of perplexity, keys alone 76 %
     keys.md: keys before rotation: .86 at 8x, .66 at 16x, at no cost
     keys_documents.md: documents: keys keep 1.00 at 4x, .87 at 8x, .60 at 16x
     keys_fitted.md: a learned predictor keeps .74 at 8x, keys .88
@@ -111,8 +110,6 @@ memory.prefixes: What does the prefix cache save?
 winnow bench pressure: Traces on too little memory
     pressure_watermark.json: a high watermark of 100 % is fastest; preemptions cost little
     pressure_preemption.json: copying is 9 to 30 times cheaper than computing again
-    pressure_prefix_cache.json: this trace shares 5 % of its tokens: no time is saved
-    pressure_reservation.json: first tokens after .15 s for .40 where the longest is reserved
 memory.reservation: What does reserving blocks waste?
     reservation.md: blocks of 16 leave .5 % empty, whole buffers 83 %
 memory.without_cache: What does the KV cache save at all?
