@@ -378,7 +378,7 @@ class EngineStats:
     kv_bytes_whole: int = 0
     """Bytes that the same answers would have ended with if nothing had been evicted."""
     num_starts: int = 0
-    """Requests under a policy that began to be computed, those after a preemption included."""
+    """Requests under a policy that began to be computed."""
     num_short_starts: int = 0
     """Requests that began while not all that waited would have fitted into the KV memory whole."""
     outlook: CompressionOutlook | None = None

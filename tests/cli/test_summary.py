@@ -36,7 +36,7 @@ def test_compression_without_need_is_called_that() -> None:
         "the full cache is expected to take 38 s (--eviction full)"
     )
     assert found.phases == {
-        "prefill": 20.0,
+        "prompts": 20.0,
         "replays": 60.0,
         "rounds of eviction": 1.5,
         "decoding": 10.0,
@@ -46,7 +46,7 @@ def test_compression_without_need_is_called_that() -> None:
 
 def test_where_memory_was_short_it_says_for_how_many() -> None:
     found = summary(num_rounds=3, num_starts=40, num_short_starts=38)
-    assert found.payoff == ("KV memory was short for 38 of 40 requests; rounds cost 1.5 s")
+    assert found.payoff == "KV memory was short for 38 of 40 requests under the policy; rounds cost 1.5 s"
 
 
 def test_a_full_cache_that_filled_its_memory_names_auto() -> None:
@@ -80,8 +80,27 @@ def test_what_drafts_brought_is_said_by_number_of_sequences() -> None:
 
 def test_a_run_without_eviction_says_nothing_of_it() -> None:
     found = summary()
-    assert found.payoff is None and found.phases == {}
-    assert "eviction" not in shown(found) and "seconds" not in shown(found)
+    assert found.payoff is None and "eviction" not in shown(found)
+    assert found.phases == {"prompts": 20.0, "decoding": 10.0, "the rest": 70.0}
+
+
+def test_prompts_that_are_the_job_are_named() -> None:
+    found = Summary(Tally(requests=3), 0, 100.0, EngineStats(prefill_seconds=85.0, decode_seconds=10.0))
+    assert found.payoff == "prompts are 85 % of this job: eviction cannot make it faster"
+    # What preemptions let be computed again is no such part: eviction spares it.
+    again = EngineStats(prefill_seconds=85.0, recompute_seconds=30.0)
+    assert Summary(Tally(requests=3), 0, 100.0, again).payoff is None
+
+
+def test_policies_add_up_to_the_answers() -> None:
+    tally, usage = Tally(), {"prompt_tokens": 5, "completion_tokens": 2}
+    report = {"eviction": {"policy": "snapkv"}, "finish_reason": "stop"}
+    for _ in range(12):
+        tally.add({"usage": usage, **report})
+    assert "policy" in shown(summary(tally)) and "of 12" not in shown(summary(tally))
+    tally.add({"usage": usage, "finish_reason": "stop"})
+    assert "snapkv: 12 of 13 answers" in shown(summary(tally))
+    assert "full cache: 1 of 13 answers" in shown(summary(tally))
 
 
 def test_replays_that_did_not_fit_are_counted() -> None:

@@ -2,7 +2,7 @@
 OpenAI's object. A line that failed gets an `error` with its line number, a code and a message.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,6 +128,8 @@ class Tally:
     generated_tokens: int = 0
     cut_off: int = 0
     """Answers that ended at their `max_tokens`, or at the end of the context."""
+    policies: Counter[str] = field(default_factory=Counter)
+    """Answers by the policy that they ended under."""
     first_error: str | None = None
     scores: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -144,6 +146,8 @@ class Tally:
         self.prompt_tokens += answer["usage"]["prompt_tokens"]
         self.generated_tokens += answer["usage"]["completion_tokens"]
         answers = answer.get("choices") or answer.get("outputs") or [answer]
+        reports = [each.get("eviction") for each in answers]
+        self.policies.update("full cache" if each is None else each["policy"] for each in reports)
         self.cut_off += sum(each["finish_reason"] == "length" for each in answers)
         if "score" in record:
             self._score(record, record["score"])

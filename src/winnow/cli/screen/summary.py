@@ -14,6 +14,8 @@ from winnow.values.units import format_bytes
 if TYPE_CHECKING:
     from winnow.llm import LLM
 
+_MOST_PROMPTS = 0.8
+"""Share of a job's seconds, above which what prompts take leaves eviction nothing to gain."""
 _FULL_MEMORY = 0.9
 """Share of the KV memory, a peak of which means that requests are likely to have waited for it."""
 # The fields of `EngineStats` that a summary repeats, by their names there.
@@ -57,6 +59,7 @@ class Summary:
         """Return the numbers by name; `accuracy` is the mean score, 0..1, of each category's lines."""
         tally, stats, rate = self.tally, self.stats, self._rate
         return {
+            "policies": dict(tally.policies),
             "requests": tally.requests,
             "failed": tally.failed,
             "resumed": self.resumed,
@@ -104,6 +107,11 @@ class Summary:
         if stats.cached_tokens:
             rows.append(("  of them in the prefix cache", f"{stats.cached_tokens:,}"))
         rows.append(("generated tokens", f"{tally.generated_tokens:,}"))
+        answers = tally.policies.total()
+        rows += [
+            ("policy", name if count == answers else f"{name}: {count:,} of {answers:,} answers")
+            for name, count in tally.policies.most_common()
+        ]
         if tally.cut_off:
             rows.append(("  answers cut off at max_tokens", f"{tally.cut_off:,}"))
         if self.resumed < tally.requests:
@@ -142,26 +150,39 @@ class Summary:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds by what they were spent on, where contexts were judged; empty where nothing was."""
+        """Seconds by what they were spent on; empty where nothing is known of them."""
         stats = self.stats
-        if not (stats.num_rounds or stats.replay_tokens):
+        if not stats.prefill_seconds:
             return {}
+        judged = {"replays": stats.replay_seconds, "rounds of eviction": stats.elapsed.get("evict", 0.0)}
         phases = {
-            "prefill": stats.prefill_seconds,
-            "replays": stats.replay_seconds,
-            "rounds of eviction": stats.elapsed["evict"],
+            "prompts": stats.prefill_seconds,
+            **(judged if stats.num_rounds or stats.replay_tokens else {}),
             "decoding": stats.decode_seconds,
         }
         return phases | {"the rest": max(self.seconds - sum(phases.values()), 0.0)}
 
     @property
+    def limit(self) -> str | None:
+        """That eviction gains next to nothing, where decoding is a small part of the job; None: it is not."""
+        once = self.stats.prefill_seconds - self.stats.recompute_seconds
+        share = once / self.seconds if self.seconds else 0.0
+        if share < _MOST_PROMPTS:
+            return None
+        return f"prompts are {share:.0%} of this job: eviction cannot make it faster".replace("%", " %")
+
+    @property
     def payoff(self) -> str | None:
-        """Whether compressing paid, or may pay: it saves waits for memory, and costs replays and rounds."""
+        """Whether compressing paid, or may pay: it saves waits for memory, and costs replays and rounds; None: nothing
+        is to be said."""
         stats = self.stats
         if not stats.num_starts and stats.kv_bytes_peak >= _FULL_MEMORY * stats.kv_bytes_budget > 0:
-            return "KV memory was full: --compression auto lets more requests run beside each other where that pays"
+            return (
+                self.limit
+                or "KV memory was full: --compression auto lets more requests run beside each other where that pays"
+            )
         if not stats.num_rounds:
-            return None
+            return self.limit
         cost = stats.replay_seconds + stats.elapsed.get("evict", 0.0)
         replayed = f"the replay cost {stats.replay_seconds:,.0f} s"
         spent = replayed if stats.replay_tokens else f"rounds cost {cost:,.1f} s"
@@ -171,7 +192,10 @@ class Summary:
                 f"the full cache is expected to take {max(self.seconds - cost, 0.0):,.0f} s (--eviction full)"
             )
         outlook = "" if stats.outlook is None else f" ({stats.outlook})"
-        return f"KV memory was short for {stats.num_short_starts:,} of {stats.num_starts:,} requests{outlook}; {spent}"
+        return (
+            f"KV memory was short for {stats.num_short_starts:,} of {stats.num_starts:,} requests "
+            f"under the policy{outlook}; {spent}{f'; {self.limit}' if self.limit else ''}"
+        )
 
     def _accuracy(self) -> list[tuple[str, int, float]]:
         """Return the mean scores by category in alphabetical order, then over all lines if there are several."""

@@ -65,7 +65,9 @@ class CompressionDecisions:
         return not (shares or self.agreement.backs_off) and (self.outlook is None or self.outlook.pays)
 
     def started(self, sequence: Sequence) -> None:
-        if sequence.asked_eviction is not None:
+        # Once for a request: not for its other samples, nor after a preemption.
+        is_first = sequence is sequence.request.sequences[0] and sequence.num_tokens_preempted is None
+        if sequence.asked_eviction is not None and is_first:
             self.num_starts += 1
             self.num_short_starts += self._is_short
 
