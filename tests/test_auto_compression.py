@@ -7,7 +7,7 @@ import pytest
 
 from winnow import LLM, SamplingParams
 from winnow.engine.memory.swap_costs import Fit, SwapCosts
-from winnow.errors import CapacityError
+from winnow.errors import CapacityError, InvalidRequestError
 
 PROMPTS = [list(range(10 + i, 510 + i)) for i in range(6)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -56,6 +56,15 @@ def test_a_prompt_is_cut_by_its_question_where_it_ends(whole: int) -> None:
     assert stats.num_rounds == stats.num_short_starts
     later, _ = answers(replace(GREEDY, context_tokens=480), **memory)
     assert {answer.eviction.policy for answer in later} == {"winnow-keys"}
+
+
+def test_a_request_may_leave_it_to_the_engine(whole: int) -> None:
+    auto, stats = answers(replace(GREEDY, compression="auto"), kv_memory=str(int(1.5 * whole)))
+    assert {answer.eviction.policy for answer in auto} == {"winnow-seen"} and stats.num_short_starts
+    with pytest.raises(InvalidRequestError, match="compression must be a number, got 'some'"):
+        replace(GREEDY, compression="some")
+    with pytest.raises(InvalidRequestError, match="compression=auto asks for fewer"):
+        answers(replace(GREEDY, compression="auto"), kv_memory="4MiB", eviction="full")
 
 
 def test_prompts_are_cut_no_further_than_nearly_all_of_the_gain_asks_for(

@@ -6,10 +6,8 @@ from typing import Any, Self
 from winnow.config.option import Effect, option, optional_int
 from winnow.errors import ConfigError
 from winnow.values.checks import check_integer, check_number
-from winnow.values.eviction_request import Amount, check_one_amount
+from winnow.values.eviction_request import AUTO, Amount, check_one_amount
 
-AUTO = "auto"
-"""The `compression` that the engine decides on, request by request."""
 TEXT = "text"
 """The `pool` that follows from the tokenizer."""
 FULL, COMPRESSING = "full", "winnow"

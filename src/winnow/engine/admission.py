@@ -29,7 +29,7 @@ from winnow.eviction import (
 )
 from winnow.sampling import SamplingParams
 from winnow.values.checks import require
-from winnow.values.eviction_request import OWN_AMOUNT, Amount
+from winnow.values.eviction_request import AUTO, OWN_AMOUNT, Amount
 from winnow.values.images import PromptImage, cut_run, prefix_ids
 from winnow.values.tenants import TenantName
 from winnow.values.units import format_bytes
@@ -336,6 +336,8 @@ def requested_eviction(
         # What the engine was opened with means nothing to a policy that takes none of it.
         amount = None if own.takes_amount else OWN_AMOUNT
         config = config.for_policy(params.eviction, pools=own.policy.pool is not None, amount=amount)
+    if params.compression == AUTO:
+        return [resolve(replace(config, compression=AUTO, kv_budget=None))]
     if not params.amounts:
         return [resolve(config)]
     asked = [resolve(replace(config, **vars(each))) for each in params.amounts]

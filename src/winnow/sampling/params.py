@@ -12,7 +12,7 @@ from winnow.sampling import list_params
 from winnow.sampling.list_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS, require
 from winnow.sampling.structured import StructuredOutputs
 from winnow.values.checks import Limits, parameter
-from winnow.values.eviction_request import Amount, EvictionRequest, check_one_amount
+from winnow.values.eviction_request import AUTO, Amount, EvictionRequest, check_one_amount
 from winnow.values.foreign_names import accept_fields
 from winnow.values.reuse import REUSES
 from winnow.vllm import names as vllm_names
@@ -162,7 +162,7 @@ class SamplingParams(EvictionRequest):
     def _store_amount(self, name: str) -> None:
         """Check an amount that is one number for all samples, or a list of one each."""
         value, declared = getattr(self, name), self.__dataclass_fields__[name]
-        if value is None:
+        if value is None or (name == "compression" and value == AUTO):
             return
         kinds, limits = {int, float} & {*get_args(declared.type)}, declared.metadata["limits"]
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
@@ -200,7 +200,7 @@ class SamplingParams(EvictionRequest):
         """Amounts of KVs that are asked for: none, one for all samples, or one for each."""
         for name in ("compression", "kv_budget"):
             value = getattr(self, name)
-            if value is not None:
+            if value not in (None, AUTO):
                 values = value if isinstance(value, tuple) else (value,)
                 return tuple(Amount(**{name: each}) for each in values)
         return ()

@@ -7,6 +7,8 @@ from typing import Any
 from winnow.errors import ConfigError, WinnowError
 from winnow.values.checks import Limits, check_integer, check_number, parameter
 
+AUTO = "auto"
+"""The `compression` that the engine decides on, request by request."""
 MAX_COMPRESSION = 1e6
 MAX_PROTECT = 1024  # spans
 
@@ -66,7 +68,8 @@ class EvictionRequest:
         eviction: what decides which KVs of this request stay: a preset's name or an `EvictionPolicy`; None: what the
             engine was opened with.
         compression: tokens of the prompt per KV kept in each row on average, or a list of n such numbers, one for
-            each sample, to compare them after computing the prompt once; None: as the engine's.
+            each sample, to compare them after computing the prompt once; "auto": every KV while memory suffices, and
+            fewer where that pays; None: as the engine's.
         kv_budget: KVs kept in each row on average, in place of `compression`; also a list of n.
         context_tokens: tokens at the front of the prompt that are judged without the rest, which is kept whole:
             the KVs that stay then do not depend on the question that follows. None: all of the prompt.
@@ -83,7 +86,7 @@ class EvictionRequest:
     """
 
     eviction: Any = None
-    compression: float | Sequence[float] | None = parameter(None, Limits(1, MAX_COMPRESSION))
+    compression: float | str | Sequence[float] | None = parameter(None, Limits(1, MAX_COMPRESSION))
     kv_budget: int | Sequence[int] | None = parameter(None, Limits(1))
     context_tokens: int | None = parameter(None, Limits(1))
     template_tail: int | None = parameter(None, Limits(0))
