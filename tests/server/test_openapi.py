@@ -22,7 +22,8 @@ SAMPLE: dict[str, Any] = {
     "prompt_logprobs": 1, "skip_special_tokens": False, "detokenize": True, "stream": True,
     "stream_options": {"include_usage": True}, "response_format": {"type": "text"},
     "structured_outputs": {"regex": "a"}, "priority": 1, "return_token_ids": True, "return_kept": True,
-    "eviction": "snapkv", "compression": 2.0, "kv_budget": 5, "context_tokens": 5, "template_tail": 1,
+    "eviction": "snapkv", "reuse": "documents", "compression": 2.0, "kv_budget": 5, "context_tokens": 5,
+    "template_tail": 1,
     "answer_prefix": 1, "protect": [[0, 1]], "earlier_rounds": [[5, 3]],
     "forced_tokens": [5], "bad_words": ["x"], "reuse": "exact",
     "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
@@ -74,7 +75,7 @@ def test_every_parameter_is_described_with_its_limits(endpoint: Endpoint) -> Non
     assert kinds("top_p") == [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}]
     assert kinds("min_tokens") == [{"type": "integer", "minimum": 0, "maximum": 2**31 - 1}]
     ratio = {"type": "number", "minimum": 1, "maximum": 1e6}
-    assert kinds("compression") == [ratio, {"type": "array", "items": ratio}]
+    assert kinds("compression") == [ratio, {"type": "string"}, {"type": "array", "items": ratio}]
     assert kinds("stop_token_ids")[0]["maxItems"] == 1024
     assert schema["seed"]["description"].startswith("same seed, same prompt, same answer")
 
