@@ -10,6 +10,9 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 READY := .venv/.ready
 
+# Those whose dependencies are small.
+PLUGINS := $(foreach name,drafts stores events,-e ./plugins/$(name))
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-gpu bench-gpu size demo real-model real-models real-demo real-eval payoff lint format clean
 
@@ -18,10 +21,10 @@ help: ## list the targets
 
 setup: $(READY) ## create .venv, build the CPU kernels and install Winnow with its tools
 
-$(READY): pyproject.toml lab/pyproject.toml plugins/drafts/pyproject.toml $(wildcard native/* native/kernels/*)
+$(READY): pyproject.toml lab/pyproject.toml $(wildcard plugins/*/pyproject.toml) $(wildcard native/* native/kernels/*)
 	$(PYTHON) -m venv .venv
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[dev]' -e './lab[dev]' -e ./plugins/drafts
+	$(PIP) -e '.[dev]' -e './lab[dev]' $(PLUGINS)
 	@touch $@
 
 # One process per core with one thread each: tiny models gain nothing from more threads. Who is done takes over half of

@@ -13,6 +13,9 @@ SOURCES = {
     "plugins/ray/winnow_ray": (".py",),
     "plugins/dynamo/winnow_dynamo": (".py",),
     "plugins/drafts/winnow_drafts": (".py",),
+    "plugins/stores/winnow_stores": (".py",),
+    "plugins/events/winnow_events": (".py",),
+    "plugins/humming/winnow_humming": (".py",),
     "native": (".cpp", ".h"),
 }
 

@@ -10,7 +10,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "winnow"
 # From the ground up. A part imports itself and what stands on lines before its own; parts on one line do not import
 # each other. A part that is listed need not be there yet.
 LAYERS = [
-    ["errors", "_native", "lazy", "extras", "known_accuracy"],
+    ["errors", "_native", "lazy", "known_accuracy"],
+    ["extras"],
     ["values", "metrics"],
     ["native", "vllm.names"],
     ["process", "vllm.modules"],

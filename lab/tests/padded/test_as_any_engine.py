@@ -1,27 +1,17 @@
 """Tests of what holds for any engine, with the padded one, and what it alone refuses."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from winnow import LLM, SamplingParams
-from winnow.chat import TokenizedPrompt
-from winnow.errors import ConfigError, InvalidRequestError
-from winnow.values.session_request import SessionRequest
-
-TESTS = Path(__file__).parents[3] / "tests"
-sys.path += [str(TESTS / "engine"), str(TESTS / "models")]
-
-from test_end_tokens import (  # noqa: E402, F401
+from test_end_tokens import (  # noqa: F401
     fine_tune,
     test_a_special_tokens_text_is_a_stop_string,
     test_the_tokenizers_end_token_ends_an_answer,
 )
-from test_llm_tenants import open_llm, test_a_full_queue_refuses_and_takes_again, test_scheduling_policies  # noqa: E402, F401
-from test_loop import TestInterruptions, TestRequests, engine  # noqa: E402, F401
-from test_not_finite import (  # noqa: E402, F401
+from test_llm_tenants import open_llm, test_a_full_queue_refuses_and_takes_again, test_scheduling_policies  # noqa: F401
+from test_loop import TestInterruptions, TestRequests, engine  # noqa: F401
+from test_not_finite import (  # noqa: F401
     faulty,
     open_llm as open_faulty,
     test_a_forced_token_spoils_an_answer_that_has_begun,
@@ -29,13 +19,18 @@ from test_not_finite import (  # noqa: E402, F401
     test_every_token_ruled_out_by_the_request,
     test_prompt_logprobs_that_are_no_numbers_fail_the_request,
 )
-from test_positions import test_logprobs_equal_those_without_a_cache  # noqa: E402, F401
-from test_request_faults import (  # noqa: E402, F401
+from test_positions import test_logprobs_equal_those_without_a_cache  # noqa: F401
+from test_request_faults import (  # noqa: F401
     test_a_detokenizer_that_raises,
     test_an_answer_that_cannot_begin_leaves_nothing_behind,
     test_half_a_surrogate_pair,
     test_prompt_logprobs_whose_texts_raise,
 )
+
+from winnow import LLM, SamplingParams
+from winnow.chat import TokenizedPrompt
+from winnow.errors import ConfigError, InvalidRequestError
+from winnow.values.session_request import SessionRequest
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,13 @@
 """Drafts of a checkpoint's own heads: those that transformers makes of them, and never another answer."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from draft_answers import answers
 from safetensors.torch import load_file, save_file
 from tiny_llama import save_tiny_llama
 from torch import Tensor
@@ -29,9 +28,6 @@ from transformers.modeling_layers import MtpModel
 from winnow import LLM, SamplingParams
 from winnow.errors import ConfigError
 from winnow_drafts.sources import open_drafts
-
-sys.path.append(str(Path(__file__).parents[3] / "tests" / "engine"))
-from draft_answers import answers
 
 VOCAB, LAYERS = 12, 2
 OPTIONS: dict[str, Any] = {"kv_memory": "1MiB", "block_size": 4, "max_num_seqs": 6, "prefill_chunk": 16}
@@ -134,8 +130,7 @@ def save(folder: Path, name: str) -> Path:
 def joined() -> Iterator[None]:
     """The plug-in is found, whether or not it is installed."""
     with pytest.MonkeyPatch.context() as patch:
-        found = {"mtp": SimpleNamespace(load=lambda: open_drafts)}
-        patch.setattr("winnow.executor.draft_sources.entry_points", lambda **_: found)
+        patch.setattr("winnow.extras.find_plugin", lambda group: open_drafts)
         yield
 
 

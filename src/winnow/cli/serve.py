@@ -11,7 +11,7 @@ from typing import Any
 from winnow.cli.flags import engine
 from winnow.cli.flags.options import add_flags, add_model_argument, given
 from winnow.errors import UsageError
-from winnow.extras import install_hint
+from winnow.extras import install_hint, require_plugin
 from winnow.lazy import importing
 from winnow.report.provenance import Machine
 from winnow.server.access import Keys
@@ -55,9 +55,8 @@ def execute(namespace: argparse.Namespace) -> int:
     for package in _PACKAGES:
         if find_spec(package) is None:
             raise UsageError(f"winnow serve needs the package {package}: {install_hint('serve')}")
-    for package in ("zmq", "msgspec"):
-        if config.kv_events_endpoint is not None and find_spec(package) is None:
-            raise UsageError(f"--kv-events-endpoint needs the package {package}: {install_hint('kv-events')}")
+    if config.kv_events_endpoint is not None:
+        require_plugin("events", "--kv-events-endpoint")
     key = os.environ.get("WINNOW_API_KEY")
     if key == "":  # as a variable that is made of a missing secret
         raise UsageError("WINNOW_API_KEY must hold a key, got ''; unset it to serve without keys")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import entry_points
 from typing import Any, cast
 
 from winnow.cache import CacheLayout
@@ -12,7 +11,7 @@ from winnow.engine.scheduling.drafts import DraftSource
 from winnow.errors import ConfigError
 from winnow.executor.draft_model import DraftModel
 from winnow.executor.torch_executor import TorchExecutor
-from winnow.extras import GET_DRAFTS
+from winnow.extras import require_plugin
 from winnow.models import LoadedModel, load_model
 from winnow.models.load.damage import read_object
 from winnow.models.load.hub import locate_model
@@ -48,13 +47,8 @@ def open_drafts(
         model = _load_draft_model(config, options, target)
         own, of_draft = split_memory(config, layout, model)
         return own, lambda _: DraftModel(model, of_draft, price_of(target, model.forward_model))
-    found = entry_points(group="winnow.drafts", name="mtp")
-    if not found:
-        raise ConfigError(
-            f"speculative_config: method mtp is part of winnow-drafts, which is not installed: {GET_DRAFTS}"
-        )
     opened: tuple[EngineConfig, Callable[[TorchExecutor], DraftSource]]
-    opened = found["mtp"].load()(config, target, layout)
+    opened = require_plugin("drafts", "speculative_config: method mtp")(config, target, layout)
     return opened
 
 

@@ -7,7 +7,7 @@ A layer has one of five forms; the first below that serves is taken, after a tri
 | `fast.packed.decoder` | decoding on a CPU, all layers of Llama's shape | embedding, layers and head: one native call |
 | `fast.packed` | models packed by `winnow pack` or the model cache | classes of transformers altogether |
 | `fast.fused` | layers of Llama's shape, CPU kernels or Triton | a decoder layer: norms, projections, rotation, gate |
-| `fast.packed_linear`, `.int8_linear`, `.library_weights`, `.experts` | any linear layer | its product |
+| `fast.packed_linear`, `.int8_linear`, `.experts` | any linear layer | its product |
 | `bind.binding` alone | every class that attends by `AttentionInterface` | its attention |
 """
 

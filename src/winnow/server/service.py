@@ -11,12 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from winnow.chat import TemplateOptions, TokenizedPrompt, text_length
 from winnow.engine.counters import Occupancy
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError
+from winnow.extras import require_plugin
 from winnow.llm import LLM
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError, invalid
@@ -31,9 +32,6 @@ from winnow.server.metrics import Metrics
 from winnow.server.request_stream import RequestStream
 from winnow.server.stored_responses import StoredResponses
 from winnow.values.json_values import json_kind
-
-if TYPE_CHECKING:
-    from winnow.server.kv_events import KVEventPublisher
 
 T = TypeVar("T")
 
@@ -81,12 +79,11 @@ class Service:
             self._charge,
             self._publish_prefixes,
         )
-        self._kv_events: KVEventPublisher | None = None
+        self._kv_events: Any = None
         if self.config.kv_events_endpoint is not None:
-            from winnow.server import kv_events
-
+            publisher = require_plugin("events", "kv_events_endpoint")
             self.llm.record_prefixes()
-            self._kv_events = kv_events.KVEventPublisher(
+            self._kv_events = publisher(
                 self.config.kv_events_endpoint,
                 self.config.kv_events_replay_endpoint,
                 self.config.kv_events_topic,

@@ -44,6 +44,18 @@ class WideLayers:
 
 
 @dataclass(frozen=True)
+class LibraryLayers(WideLayers):
+    """Choice of the linear layers that a library multiplies on a GPU: a plug-in's, of the entry points
+    `winnow.weights`."""
+
+    weight_dtype: str = "int8"
+
+    def join(self, linears: Sequence[nn.Linear]) -> nn.Module:
+        """Return one product in place of several of the same input, which stay as they are."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
 class BlockWeights(WideLayers):
     """Choice of the linear layers whose weights are in blocks, for CPUs."""
 

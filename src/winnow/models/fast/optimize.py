@@ -10,8 +10,14 @@ from transformers import PreTrainedModel
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.bind.geometry import ModelGeometry, decoder_layers
-from winnow.models.fast.blocks import BlockWeights, own_blocks, round_to_blocks, widen_for_good, widened
-from winnow.models.fast.library_weights import LibraryWeights
+from winnow.models.fast.blocks import (
+    BlockWeights,
+    LibraryLayers,
+    own_blocks,
+    round_to_blocks,
+    widen_for_good,
+    widened,
+)
 from winnow.models.fast.packed_linear import (
     MakeLinear,
     PackedEmbedding,
@@ -43,7 +49,7 @@ def optimize_model(
     trained_len: int,
     *,
     blocks: BlockWeights | None = None,
-    library: LibraryWeights | None = None,
+    library: LibraryLayers | None = None,
 ) -> "tuple[PackedDecoder | None, dict[int, str]]":
     """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice. A replacement
     that does not reproduce transformers' own layer is dropped, and the layer stays as it is.
@@ -131,7 +137,7 @@ def _fuse_for_gpu(
     geometry: ModelGeometry,
     layers: nn.ModuleList,
     trained_len: int,
-    library: LibraryWeights | None,
+    library: LibraryLayers | None,
 ) -> dict[int, str]:
     """Replace layers by fused ones where they compute the same, their products by cuBLAS's or a library's, joined."""
     from winnow.models.fast.fused.build import fuse_layer, record_calls

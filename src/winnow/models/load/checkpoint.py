@@ -16,6 +16,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.extras import find_plugin, require_plugin
 from winnow.models.bind.binding import (
     ATTENTION_NAME,
     attention_by_part,
@@ -26,8 +27,13 @@ from winnow.models.bind.binding import (
 )
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.bind.verify import Trial
-from winnow.models.fast.blocks import BlockWeights, attach_blocks, round_to_blocks, widen_for_good
-from winnow.models.fast.library_weights import LibraryWeights, holds_codes
+from winnow.models.fast.blocks import (
+    BlockWeights,
+    LibraryLayers,
+    attach_blocks,
+    round_to_blocks,
+    widen_for_good,
+)
 from winnow.models.fast.optimize import optimize_model
 from winnow.models.fast.shards import shard_model
 from winnow.models.load.adapter import merge_adapter
@@ -73,7 +79,7 @@ def load_checkpoint(
 ) -> tuple[LoadedModel, ContextLimit]:
     """Load as `load_model` does, from config.json and weights as published; with the model's own limit."""
     device = _device(config.device)
-    codes = device.type == "cpu" or (ranks.size == 1 and holds_codes(config, device))
+    codes = device.type == "cpu" or _holds_codes(config, device, ranks.size)
     source = _Source.open(path, config, reads_codes=codes)
     model_config = source.model_config
     processor: Processor | str = f"models of type {model_config.model_type} have no vision tower"
@@ -292,12 +298,21 @@ def _device(name: str) -> torch.device:
 
 def _narrow_weights(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, *, kept: bool = False
-) -> tuple[BlockWeights | None, LibraryWeights | None]:
+) -> tuple[BlockWeights | None, LibraryLayers | None]:
     """Return which weights are quantized: by Winnow on a CPU, by a library on a GPU."""
     config.check_weight_device(device.type)
     if device.type == "cuda":
-        return None, LibraryWeights.of(config, device, dtype, kept=kept)
+        form = f"weight_dtype {config.weight_dtype} on {device}"
+        asked = config.weight_dtype != "auto"
+        library = require_plugin("weights", form, "humming") if asked else find_plugin("weights")
+        return None, None if library is None else library.of(config, device, dtype, kept=kept)
     return BlockWeights.of(config, kept=kept), None
+
+
+def _holds_codes(config: ModelConfig, device: torch.device, num_ranks: int) -> bool:
+    """Return whether a library may keep blocks of a checkpoint on a GPU."""
+    library = find_plugin("weights") if device.type == "cuda" and num_ranks == 1 else None
+    return library is not None and library.holds_codes(config, device)
 
 
 def _field_of(value: object, fields: Mapping[str, Any]) -> str | None:

@@ -13,8 +13,7 @@ from winnow.cache.recurrent import RecurrentStates
 from winnow.config import CacheConfig
 from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.bind.rotation import ModelRotation, find_rotation
-from winnow.models.fast.blocks import BlockWeights
-from winnow.models.fast.library_weights import LibraryWeights
+from winnow.models.fast.blocks import BlockWeights, LibraryLayers
 from winnow.models.load.kv_layout import configured_layout
 from winnow.process.ranks import ALONE, Ranks
 from winnow.prompts import TEXT_ALONE
@@ -78,7 +77,7 @@ class LoadedModel(PlainModel):
     unfused: Mapping[int, str] = field(default_factory=dict)
     """Reasons for which layers, by their number, are computed by transformers' code though others might be faster."""
     blocks: BlockWeights | None = None
-    library: LibraryWeights | None = None
+    library: LibraryLayers | None = None
     ranks: Ranks = ALONE
     """Ranks that compute it together: `model` and `geometry` are this one's part."""
     verified: Verified | None = None

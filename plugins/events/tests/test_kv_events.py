@@ -13,7 +13,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 from winnow import LLM, SamplingParams
 from winnow.cache.accounting.prefix_chain import PrefixRemoved, PrefixStored
 from winnow.errors import ConfigError
-from winnow.server.kv_events import KVEventPublisher
+from winnow_events import KVEventPublisher
 
 BLOCK = 16
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)

@@ -12,7 +12,6 @@ in a model of bfloat16 that rounds them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Self
 
 import torch
@@ -20,8 +19,7 @@ from torch import Tensor, nn
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError
-from winnow.extras import install_hint
-from winnow.models.fast.blocks import BLOCK, RAW, Blocks, WideLayers, own_blocks
+from winnow.models.fast.blocks import BLOCK, RAW, Blocks, LibraryLayers, own_blocks
 from winnow.models.fast.packed_linear import join_biases, join_linears, join_weights
 
 _CAPABILITIES = {torch.bfloat16: (8, 0), torch.float16: (7, 5)}
@@ -41,7 +39,7 @@ _FORMS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class LibraryWeights(WideLayers):
+class LibraryWeights(LibraryLayers):
     """Choice of the linear layers that humming multiplies: decoder layers and head, less those that stay wide, a head
     that shares its weight with the embedding, and what a form does not hold."""
 
@@ -59,10 +57,6 @@ class LibraryWeights(WideLayers):
         form = config.weight_dtype
         if form == "auto":
             return cls(weight_dtype=form) if kept and dtype in _CAPABILITIES else None
-        if find_spec("humming") is None:
-            raise ConfigError(
-                f"weight_dtype {form} on {device} needs the package humming-kernels: {install_hint('humming')}"
-            )
         if not config.optimize:
             raise ConfigError(f"weight_dtype {form} on {device} needs optimize, got False")
         if dtype not in _CAPABILITIES:
@@ -74,6 +68,12 @@ class LibraryWeights(WideLayers):
                 f"weight_dtype {form} needs compute capability {needed}, and {device} has {found}"
             )
         return cls("head" in config.weight_wide, "ends" in config.weight_wide, form)
+
+    @classmethod
+    def holds_codes(cls, config: ModelConfig, device: torch.device) -> bool:
+        """Return whether linear layers keep blocks of a checkpoint, unless its dtype turns out to be float32."""
+        fits = device.type == "cuda" and _capability(device) >= _CAPABILITIES[torch.bfloat16]
+        return fits and config.weight_dtype == "auto"
 
     def join(self, linears: Sequence[nn.Linear]) -> nn.Module:
         """Return one product in place of several of the same input, which stay as they are."""
@@ -128,16 +128,6 @@ class HummingLinear(nn.Module):
         """Map x [..., in_features] -> [..., out_features]."""
         out: Tensor = self.layer(x.reshape(-1, self.in_features).contiguous())
         return out.view(*x.shape[:-1], self.out_features)
-
-
-def holds_codes(config: ModelConfig, device: torch.device) -> bool:
-    """Return whether linear layers keep blocks of a checkpoint on a GPU, unless its dtype turns out to be float32."""
-    return (
-        device.type == "cuda"
-        and config.weight_dtype == "auto"
-        and find_spec("humming") is not None
-        and _capability(device) >= _CAPABILITIES[torch.bfloat16]
-    )
 
 
 def _held(linears: Sequence[nn.Linear]) -> tuple[dict[str, Any], dict[str, Tensor]] | None:

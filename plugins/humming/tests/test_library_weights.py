@@ -18,20 +18,21 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("triton")
 from optimizing import MAX_POSITION, Step, bound, layers_of
 
+import winnow_humming as library_weights
 from winnow import LLM, SamplingParams
 from winnow.config import EngineConfig, ModelConfig
 from winnow.errors import ConfigError
 from winnow.executor.build import _identity
 from winnow.models.bind.geometry_probe import probe_geometry
-from winnow.models.fast import library_weights, optimize
+from winnow.models.fast import optimize
 from winnow.models.fast.blocks import Blocks, quantize
 from winnow.models.fast.experts import linear_of
 from winnow.models.fast.fused import build
 from winnow.models.fast.fused.build import run_model
 from winnow.models.fast.fused.layer import FusedLayer
-from winnow.models.fast.library_weights import HummingLinear, LibraryWeights, humming_tensors
 from winnow.models.load import checkpoint
 from winnow.models.load.quantized import Codes, FloatCodes
+from winnow_humming import HummingLinear, LibraryWeights, humming_tensors
 
 CUDA = torch.device("cuda")
 CHANCE = torch.Generator().manual_seed(0)
@@ -93,7 +94,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[Layer]:
     """Layers of humming, in models that are optimized as on a GPU."""
     Layer.made.clear()
     monkeypatch.setitem(sys.modules, "humming.layer", SimpleNamespace(HummingLayer=Layer))
-    monkeypatch.setattr(library_weights, "find_spec", lambda name: True)
     monkeypatch.setattr(library_weights, "_capability", lambda device: (8, 9))
     monkeypatch.setattr(library_weights, "_PANEL", (1, 1))  # models are tiny
     monkeypatch.setattr(build, "_POSITIONS", (7,))  # the interpreter takes long for each token
@@ -281,7 +281,6 @@ def test_layers_and_heads_that_stay_wide(architecture: str, stand_in: type[Layer
         ({}, torch.bfloat16, (7, 5), "needs compute capability 8.0, and cuda has 7.5"),
         ({}, torch.float16, (7, 0), "needs compute capability 7.5, and cuda has 7.0"),
         ({"optimize": False}, torch.bfloat16, (9, 0), "on cuda needs optimize, got False"),
-        ({}, torch.bfloat16, None, r"on cuda needs the package humming-kernels: .*\[humming\]"),
     ],
 )
 def test_what_a_form_needs(
@@ -291,10 +290,16 @@ def test_what_a_form_needs(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(library_weights, "find_spec", lambda name: capability)
     monkeypatch.setattr(library_weights, "_capability", lambda device: capability)
     with pytest.raises(ConfigError, match=f"weight_dtype int4 {message}"):
         LibraryWeights.of(ModelConfig(weight_dtype="int4", **options), CUDA, dtype)
+
+
+@pytest.mark.cpu
+def test_a_form_without_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winnow.extras.entry_points", lambda **_: ())
+    with pytest.raises(ConfigError, match="int4 on cuda needs winnow-humming: in a checkout"):
+        checkpoint._narrow_weights(ModelConfig(weight_dtype="int4"), CUDA, torch.bfloat16)
 
 
 @pytest.mark.cpu
