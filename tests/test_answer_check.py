@@ -40,6 +40,8 @@ def test_answers_are_compared_and_nothing_else_counts_it(llm: LLM, whole: list[l
     others = {output.request_id for output, equal in zip(outputs, same, strict=True) if not equal}
     assert (stats.agreement.checked, stats.agreement.equal) == (len(PROMPTS), sum(same))
     assert set(stats.agreement.lines) == others
+    # Of answers that differ too each token is compared, behind those before it.
+    assert stats.agreement.tokens == 6 * 8 and 8 * sum(same) < stats.agreement.agreed < 6 * 8
     assert (stats.prompt_tokens, stats.generated_tokens) == (6 * 300, 6 * 8)
     assert (stats.num_running, stats.num_draft_tokens) == (0, 0)
     llm.check_integrity()
@@ -75,13 +77,12 @@ def test_checks_take_their_share_of_answers_and_time() -> None:
 
 
 def test_few_equal_answers_end_compression_of_auto() -> None:
-    record = AgreementRecord(checked=7, equal=0)
-    assert not record.backs_off
-    record.add("request-9", True)
-    assert record.backs_off and not AgreementRecord(checked=10, equal=7).backs_off
+    assert not AgreementRecord(checked=7, tokens=70, agreed=0).backs_off
+    assert AgreementRecord(checked=8, tokens=80, agreed=55).backs_off
+    assert not AgreementRecord(checked=8, equal=0, tokens=80, agreed=56).backs_off
     for checked, rounds in ((0, True), (8, False)):
         with LLM(**OPTIONS | {"kv_memory": "6MiB"}, compression="auto", check=0) as llm:
-            llm.driver.engine.stats()
-            llm.driver.engine.scheduler.decisions.agreement.checked = checked
+            record = llm.driver.engine.scheduler.decisions.agreement
+            record.checked, record.tokens = checked, 10 * checked
             llm.generate(PROMPTS, GREEDY)
             assert (llm.stats().num_rounds > 0) == rounds and llm.stats().agreement.checked == checked

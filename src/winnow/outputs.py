@@ -218,12 +218,15 @@ class AgreementRecord:
 
     Attributes:
         checked: answers that were compared; `equal` of them have the full cache's tokens.
+        tokens: of these answers; `agreed` of them are what the full cache writes behind the same tokens.
         lines: ids of the others' requests, the first 100.
         sampled: answers that are not compared, as chance took part in them.
     """
 
     checked: int = 0
     equal: int = 0
+    tokens: int = 0
+    agreed: int = 0
     lines: list[str] = field(default_factory=list)
     sampled: int = 0
 
@@ -233,14 +236,9 @@ class AgreementRecord:
 
     @property
     def backs_off(self) -> bool:
-        """Whether too few are equal for `compression=auto` to go on compressing."""
-        return self.checked >= self.LEAST_CHECKED and self.equal < self.LEAST_SHARE * self.checked
-
-    def add(self, request_id: str, equal: bool) -> None:
-        self.checked += 1
-        self.equal += equal
-        if not equal and len(self.lines) < self.MOST_LINES:
-            self.lines.append(request_id)
+        """Whether too few tokens agree for `compression=auto` to go on compressing. Whole answers are no measure of
+        that: one other word, and all that follows is worded otherwise."""
+        return self.checked >= self.LEAST_CHECKED and self.agreed < self.LEAST_SHARE * self.tokens
 
 
 @dataclass

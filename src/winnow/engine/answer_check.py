@@ -82,6 +82,23 @@ class AnswerCheck:
         self._num_taken += 1
         return self._waiting.pop(0)
 
+    def compared(self, new: NewRequest, answer: tuple[int, ...], *, goes_on: bool) -> None:
+        """Count the tokens of an answer up to the first that the full cache writes otherwise. With `goes_on` those
+        behind it come next: what was computed before them is in the prefix cache."""
+        end, expected, record = len(answer), new.expected, self.record
+        record.tokens += end
+        record.agreed += sum(a == b for a, b in zip(answer, expected, strict=False))
+        if not new.continues:
+            record.checked += 1
+            record.equal += answer == expected
+            if answer != expected and len(record.lines) < record.MOST_LINES:
+                record.lines.append(new.request_id)
+        if goes_on and end < len(expected):
+            params = replace(new.params, max_tokens=len(expected) - end, min_tokens=0)
+            token_ids, self._num_taken = [*new.token_ids, *expected[:end]], self._num_taken - 1
+            behind = replace(new, token_ids=token_ids, params=params, expected=expected[end:], continues=True)
+            self._waiting.insert(0, behind)
+
     def put_back(self, new: NewRequest) -> None:
         """Take a check back that gave way to requests."""
         self._num_taken -= 1

@@ -173,8 +173,8 @@ class Engine:
         if sequence.error is not None:
             raise RequestFailedError(sequence.error)
         if sequence.finished or answer != new.expected[: len(answer)]:
-            self._check.record.add(new.request_id, answer == new.expected)
             self._drop_check(again=False)
+            self._check.compared(new, answer, goes_on=self._config.cache.shares_prefixes)
 
     def _drop_check(self, *, again: bool = True) -> None:
         """End a check in progress; it comes `again` where it gave way to a request."""

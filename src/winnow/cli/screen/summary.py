@@ -140,6 +140,7 @@ class Summary:
         if (record := stats.agreement).checked:
             others = ", ".join(each.removeprefix("line-") for each in record.lines)
             yield "checked answers equal to the full cache's", f"{record.equal:,} of {record.checked:,}"
+            yield "  tokens that it writes there too", f"{record.agreed / record.tokens:.0%}"
             yield from [("  others", f"lines {others}")] if others else []
         elif record.sampled:
             yield "answers checked", "none: chance took part (temperature 0 leaves it out)"
