@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from winnow.errors import DatasetError, EvaluationError
-from winnow.metrics import score
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.tasks.task import TaskSettings
 from winnow_lab.tasks import DATA
 from winnow_lab.tasks.bbh import BBH

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from winnow.metrics import METRICS, score
 from winnow_lab.evaluate.demo_tasks import CATEGORIES, Haystack, make_document, make_sample, question_suffix
 from winnow_lab.evaluate.demo_tasks.haystack import scatter
 from winnow_lab.evaluate.demo_tasks.words import ATTRIBUTES, NAMES, WORD_GROUPS
+from winnow_lab.evaluate.metrics import METRICS, score
 
 
 def count_tokens(text: str) -> int:

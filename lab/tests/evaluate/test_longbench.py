@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from winnow.errors import DatasetError, EvaluationError
-from winnow.metrics import score
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks.files import shipped
 from winnow_lab.evaluate.tasks.longbench import (

@@ -7,7 +7,7 @@ import pytest
 from plain_settings import plain_settings
 
 from winnow.errors import DatasetError, EvaluationError
-from winnow.metrics import score
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.tasks.nq_open import NQ_OPEN
 

@@ -6,8 +6,8 @@ import pytest
 from plain_settings import count_tokens, plain_settings
 
 from winnow.errors import DatasetError, EvaluationError
-from winnow.metrics import score
 from winnow.models.load.loader import DEMO_MODEL
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks.ruler import RULER
 from winnow_lab.evaluate.tasks.ruler.needles import NOISE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from winnow.errors import DatasetError, EvaluationError
-from winnow.metrics import score
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.tasks.task import TaskSettings
 from winnow_lab.papers.judged import chat_mode
 from winnow_lab.tasks.shots import SUMMARIES, SUMMARIES_ROUGE_2

@@ -11,11 +11,11 @@ from typing import Any
 from winnow.errors import EvaluationError
 from winnow.eviction import SequenceEviction, resolve_policy
 from winnow.llm import LLM
-from winnow.metrics import score
 from winnow.outputs import CompletionOutput, EvictionReport
 from winnow.sampling import SamplingParams
 from winnow.values.eviction_request import EvictionRequest
 from winnow_lab.evaluate.cell import AGNOSTIC, Cell
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.prompt import Prompt
 from winnow_lab.evaluate.result import Outcome
 from winnow_lab.evaluate.sample import Question, Sample

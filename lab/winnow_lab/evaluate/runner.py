@@ -7,9 +7,9 @@ from statistics import fmean
 
 from winnow.errors import ContextLengthError, EvaluationError, InvalidRequestError
 from winnow.llm import LLM
-from winnow.metrics import require_metric
 from winnow.outputs import EngineStats, RequestOutput
 from winnow_lab.evaluate.cell import Cell
+from winnow_lab.evaluate.metrics import require_metric
 from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.prompt import Prompt, PromptMaker
 from winnow_lab.evaluate.requests import EvalRequest, make_requests, outcome_of, shared_cells

@@ -12,7 +12,7 @@ class Question:
         prefix: what the answer begins with, given to the model: behind the assistant's tag where the prompt goes
             through a chat template, else right behind `text`.
         references: accepted answers; some metrics ask for all of them instead of any.
-        metric: a key of `winnow.metrics.METRICS`.
+        metric: a key of `winnow_lab.evaluate.metrics.METRICS`.
         classes: every class name there is, for metrics that need to know.
     """
 

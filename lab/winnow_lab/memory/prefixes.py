@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.metrics import score
 from winnow.values.units import format_bytes
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks import load_task

@@ -8,7 +8,7 @@ from typing import Any
 from winnow.config import option
 from winnow.errors import ConfigError, known_names
 from winnow.llm import LLM
-from winnow.metrics import score
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.requests import until_stop
 from winnow_lab.evaluate.sample import Question

@@ -18,11 +18,11 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from winnow.metrics import score
 from winnow.models.load.automatic import open_published
 from winnow.report.fingerprint import model_digest
 from winnow_lab.bench.presets import PRESETS, LlamaShape, Workload, model_cache
 from winnow_lab.evaluate.demo_tasks import Haystack
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks import load_task

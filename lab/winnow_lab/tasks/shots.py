@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from winnow.errors import EvaluationError
-from winnow.metrics import require_metric
+from winnow_lab.evaluate.metrics import require_metric
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks.draws import chosen
 from winnow_lab.evaluate.tasks.files import Record, find_file, has_file, read_json_lines
@@ -57,7 +57,7 @@ class ShotsTask:
     Attributes:
         name: of its category, and of the directory of the sample in `data`.
         published: where the whole is, for `find_file`.
-        metric: a key of `winnow.metrics.METRICS`.
+        metric: a key of `winnow_lab.evaluate.metrics.METRICS`.
         ask: a row -> what stands before its answer in the prompt.
         answers: a row -> the accepted answers; a worked example shows the first.
         shots: worked examples, where the settings name no number.

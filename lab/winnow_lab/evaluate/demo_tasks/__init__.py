@@ -24,7 +24,7 @@ class Question:
 
 @dataclass(frozen=True)
 class DemoSample:
-    """One prompt with its reference; `metric` is a key of `winnow.metrics.METRICS`."""
+    """One prompt with its reference; `metric` is a key of `winnow_lab.evaluate.metrics.METRICS`."""
 
     category: str
     context: str

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from winnow.errors import EvaluationError
-from winnow.metrics import require_metric, score
+from winnow_lab.evaluate.metrics import require_metric, score
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks.draws import chosen, worked_examples
 from winnow_lab.evaluate.tasks.files import Record, find_file, read_json, read_json_lines, shipped
@@ -23,7 +23,7 @@ class Subset:
     """One subset; its prompt and the length of its answers stand in files.
 
     Attributes:
-        metric: a key of `winnow.metrics.METRICS`.
+        metric: a key of `winnow_lab.evaluate.metrics.METRICS`.
         chat: whether the prompt goes through the model's chat template. Examples and code to be continued do not.
     """
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from winnow import LLM, SamplingParams
 from winnow.errors import InvalidRequestError
-from winnow.metrics import score
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.bench.presets import Workload
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks.task import settings_for

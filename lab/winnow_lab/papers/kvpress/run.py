@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from winnow.metrics import score
 from winnow.report.journal import parse_object, whole_lines
 from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import AGNOSTIC, AWARE, Cell
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.prompt import Prompt, PromptMaker
 from winnow_lab.evaluate.requests import until_stop
 from winnow_lab.evaluate.result import CellResult, Outcome, Refusal

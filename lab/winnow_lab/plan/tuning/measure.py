@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.config import FULL, EvictionConfig
 from winnow.eviction import find_preset, resolve_policy
-from winnow.metrics import score
 from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow_lab.bench.answering import run_all
+from winnow_lab.evaluate.metrics import score
 from winnow_lab.evaluate.prompt import common_length
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class TunePrompt:
     Attributes:
         content: text or token ids; `messages` a conversation in its place.
         references: accepted answers; empty: the full cache's answer is what counts.
-        metric: that compares with them, a key of `winnow.metrics.METRICS`.
+        metric: that compares with them, a key of `winnow_lab.evaluate.metrics.METRICS`.
     """
 
     content: Prompt | None

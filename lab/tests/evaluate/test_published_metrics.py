@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 from rapidfuzz import fuzz
 
-from winnow.metrics import classification, score
+from winnow_lab.evaluate.metrics import classification, score
 
 # metric, prediction, references, expected, why
 BY_HAND = [

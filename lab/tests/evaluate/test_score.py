@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from winnow.batch.lines import METRICS as LINE_METRICS
 from winnow.errors import EvaluationError
-from winnow.metrics import METRICS, require_metric, score
+from winnow_lab.evaluate.metrics import METRICS, require_metric, score
 
 TEXTS = st.text(alphabet="ab .,\n#`A1", max_size=20) | st.sampled_from(
     ["the answer is a.", "#### 12", "$1,000"]
@@ -65,5 +65,5 @@ def test_a_missing_package_is_named_before_the_work(monkeypatch: pytest.MonkeyPa
     require_metric("exact")
     monkeypatch.setitem(sys.modules, "rouge", None)
     require_metric("exact")
-    with pytest.raises(EvaluationError, match=r"rouge.*\.\[eval\]"):
+    with pytest.raises(EvaluationError, match=r"rouge.*\./lab\[rouge\]"):
         require_metric("first-line-longbench-rouge-l")
