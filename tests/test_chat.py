@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from winnow.chat import TemplateOptions, apply_template, normalise_messages, take_images, text_length
+from winnow import LLM, SamplingParams
+from winnow.chat import (
+    MarkedText,
+    TemplateOptions,
+    apply_template,
+    normalise_messages,
+    take_images,
+    text_length,
+)
 from winnow.errors import InvalidRequestError
 from winnow.models import DEMO_MODEL
 from winnow.models.load.tokens import load_tokenizer
@@ -30,6 +38,49 @@ def tokenizer() -> PreTrainedTokenizerBase:
 def text(tokenizer: Any, template: str, messages: Any) -> str:
     tokenizer.chat_template = template
     return apply_template(tokenizer, messages)[0]
+
+
+DOCUMENT = "Tom likes chess. Ann lives in Vienna."
+MARKED = [
+    {"type": "text", "text": DOCUMENT, "winnow": {"context": True}},
+    {"type": "text", "text": "Where does Ann live?"},
+]
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}[{{ m.content.strip() }}]{% endfor %}"])
+def test_a_mark_ends_the_context(tokenizer: PreTrainedTokenizerBase, template: str | None) -> None:
+    """Wherever it stands, of what the template makes."""
+    if template is not None:
+        tokenizer.chat_template = template
+    for before, behind in (([], []), ([{"role": "system", "content": DOCUMENT}], history()[1:])):
+        prompt = apply_template(tokenizer, [*before, {"role": "user", "content": MARKED}, *behind])
+        judged = tokenizer.decode(prompt.token_ids[: prompt.context_tokens])
+        assert judged.endswith("lives in Vienna.") and judged.count("Ann") == 1 + len(before)
+        assert prompt.text is not None and "Vienna.\nWhere" in prompt.text
+    assert apply_template(tokenizer, [{"role": "user", "content": MARKED[1:]}]).context_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "text", "text": "a", "winnow": {"context": 1}}, 'must be {"context": true}, got'),
+        ({"type": "text", "text": "a", "winnow": {"contxt": True}}, 'must be {"context": true}, got'),
+        ({"type": "image", "image": "x", "winnow": {"context": True}}, "needs parts of text alone"),
+    ],
+)
+def test_marks_that_mean_nothing_are_named(part: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        normalise_messages([{"role": "user", "content": [part]}])
+
+
+def test_the_engine_gets_the_marked_tokens() -> None:
+    with LLM(kv_memory="16MiB") as llm:
+        prompt = llm.tokenize_chat([{"role": "user", "content": MARKED}])
+        assert llm.new_request(prompt, SamplingParams()).params.context_tokens == prompt.context_tokens > 0
+        with pytest.raises(InvalidRequestError, match="context_tokens and a mark"):
+            llm.new_request(prompt, SamplingParams(context_tokens=3))
+        plain = llm.tokenize(MarkedText(f"{DOCUMENT}\n\nWhere?", len(DOCUMENT)))
+        assert plain.context_tokens == len(llm.tokenize(DOCUMENT).token_ids) < len(plain.token_ids)
 
 
 def history(**assistant: Any) -> list[dict[str, Any]]:

@@ -62,6 +62,22 @@ class TemplateOptions:
 PLAIN = TemplateOptions()
 
 
+class MarkedText(str):
+    """Text whose first `context_end` characters are a document: it is judged without what follows, which asks of it."""
+
+    context_end: int
+
+    def __new__(cls, text: str, context_end: int = 0) -> "MarkedText":
+        made = super().__new__(cls, text)
+        made.context_end = context_end
+        return made
+
+    def context_tokens(self, token_ids: Sequence[int], encode: Callable[[str], list[int]]) -> int:
+        """Return how many of the text's tokens the document has for itself."""
+        pairs = zip(token_ids, encode(self[: self.context_end]), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 class TokenizedPrompt(NamedTuple):
     """A prompt as the engine takes it.
 
@@ -70,6 +86,7 @@ class TokenizedPrompt(NamedTuple):
         template_tail: tokens at its end that a chat template wrote behind the last message; 0 without a template.
         system_tokens: tokens at its beginning before the first message that is no system prompt.
         documents: tokens, half-open, of texts that may stand elsewhere in other prompts; see `mark_documents`.
+        context_tokens: those that a mark calls the context; 0: there is no mark.
     """
 
     text: str | None
@@ -78,6 +95,7 @@ class TokenizedPrompt(NamedTuple):
     system_tokens: int = 0
     images: tuple[PromptImage, ...] = ()
     documents: tuple[tuple[int, int], ...] = ()
+    context_tokens: int = 0
 
 
 def require_characters(name: str, text: str) -> None:
@@ -95,6 +113,7 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
     """Return a message as templates take it: its content one text, lists of text parts joined. Where images stand
     among them it stays a list of parts, {"type": "image", "image": source} for each; see `take_images`.
 
+    A part of text with {"winnow": {"context": true}} is the end of the context; see `MarkedText`.
     Content that is null or missing is empty text beside tool calls, reasoning or a refusal, as clients write it.
     Reasoning stands under one name. Raises InvalidRequestError, which calls the message `name`, where there is no role,
     or content that is no text.
@@ -107,7 +126,13 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
     if isinstance(content, list | tuple):
         parts = [_part(part, name) for part in content]
         images = any(part["type"] == "image" for part in parts)
-        content = parts if images else "\n".join(part["text"] for part in parts)
+        marks = [number for number, part in enumerate(content, 1) if _is_context(part, name)]
+        if marks and images:
+            raise InvalidRequestError(f"winnow.context of {name} needs parts of text alone, got images")
+        texts = [part.get("text", "") for part in parts]
+        content = parts if images else "\n".join(texts)
+        if marks:
+            content = MarkedText("\n".join(texts), len("\n".join(texts[: marks[-1]])))
     thinks = message.get("reasoning_content") is not None
     if content is None and (thinks or any(message.get(key) for key in _IN_PLACE_OF_CONTENT)):
         content = message.get("refusal") or ""
@@ -196,6 +221,8 @@ def apply_template(
             {**message, "role": "system"} if message["role"] == "developer" else message
             for message in conversation
         ]
+    texts = [(index, each["content"]) for index, each in enumerate(conversation)]
+    marked = next((each for each in reversed(texts) if isinstance(each[1], MarkedText)), None)
     try:
         conversation, prompt = _rendered(tokenizer, conversation, options)
     # Templates raise what they like: jinja2's errors, or their own by raise_exception.
@@ -207,19 +234,46 @@ def apply_template(
     tail = _text_behind(tokenizer, conversation, prompt, options)
     token_ids = plain(prompt) if encode is None else encode(prompt, tail, plain)
     given = options.variables.get("documents") or ()
-    texts = [each.get("text") if isinstance(each, Mapping) else each for each in given]
-    documents = mark_documents(prompt, texts, plain)
+    shown = [each.get("text") if isinstance(each, Mapping) else each for each in given]
+    documents = mark_documents(prompt, shown, plain)
     if given and not documents:
         raise InvalidRequestError(
             "documents must be texts that the model's chat template shows, it shows none"
         )
+    context = 0
+    if marked is not None:
+        known = plain if encode is None else lambda text: encode(text, tail, plain)
+        end = _context_end(tokenizer, conversation, prompt, options, *marked)
+        context = MarkedText(prompt, end).context_tokens(token_ids, known)
     return TokenizedPrompt(
         prompt,
         token_ids,
         tail_tokens(tokenizer, token_ids, tail),
         len(plain(_system_text(conversation, prompt))),
         documents=documents,
+        context_tokens=context,
     )
+
+
+def _context_end(
+    tokenizer: Tokenizer,
+    conversation: Sequence[dict[str, Any]],
+    prompt: str,
+    options: TemplateOptions,
+    index: int,
+    text: MarkedText,
+) -> int:
+    """Return how many characters of a prompt end with the document of its message number `index`."""
+    marked: Any = text[: text.context_end] + _SENTINEL + text[text.context_end :]
+    if isinstance(conversation[index]["content"], list):
+        marked = [{"type": "text", "text": marked}]
+    messages = [*conversation[:index], {**conversation[index], "content": marked}, *conversation[index + 1 :]]
+    before, found, _ = _render(tokenizer, messages, options).partition(_SENTINEL)
+    if not found or not prompt.startswith(before):
+        raise InvalidRequestError(
+            f"winnow.context of messages[{index}] is a mark that the model's chat template hides"
+        )
+    return len(before)
 
 
 def mark_documents(
@@ -405,6 +459,21 @@ def _part(part: Any, name: str) -> dict[str, Any]:
             f"content of {name} must be text and images; parts of other kinds are not supported, got {shown}"
         )
     return {"type": "text", "text": text}
+
+
+def _is_context(part: Any, name: str) -> bool:
+    options = part.get("winnow") if isinstance(part, Mapping) else None
+    if options is None:
+        return False
+    if (
+        not isinstance(options, Mapping)
+        or options.keys() != {"context"}
+        or type(options["context"]) is not bool
+    ):
+        raise InvalidRequestError(
+            f'winnow of a part of {name} must be {{"context": true}}, got {options!r:.80}'
+        )
+    return bool(options["context"])
 
 
 def _image_part(part: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:

@@ -143,6 +143,10 @@ class EngineClient:
             options["session"] = replace(session, system=prompt.system_tokens)
         if prompt.template_tail and params.template_tail is None:
             params = replace(params, template_tail=prompt.template_tail)
+        if prompt.context_tokens:
+            if params.context_tokens is not None:
+                raise InvalidRequestError("context_tokens and a mark of the context mean the same, give one")
+            params = replace(params, context_tokens=prompt.context_tokens)
         self.check_structured(params)
         if params.bad_words:
             if self._tokenizer is None:

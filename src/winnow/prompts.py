@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypeAlias, TypedDi
 
 from winnow.chat import (
     PLAIN,
+    MarkedText,
     Message,
     TemplateOptions,
     TokenizedPrompt,
@@ -151,7 +152,12 @@ class PromptTokenizer:
         with self._using:
             token_ids = self._tokenizer.encode(content, add_special_tokens=add_special_tokens)
             plain = partial(self._tokenizer.encode, add_special_tokens=False)
-            return TokenizedPrompt(content, token_ids, documents=mark_documents(content, documents, plain))
+            context = 0
+            if isinstance(content, MarkedText):
+                encode = partial(self._tokenizer.encode, add_special_tokens=add_special_tokens)
+                context = content.context_tokens(token_ids, encode)
+            found = mark_documents(content, documents, plain)
+            return TokenizedPrompt(content, token_ids, documents=found, context_tokens=context)
 
     def tokenize_chat(
         self, messages: Sequence[Message], template: TemplateOptions = PLAIN, tenant: str | None = None

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from winnow.batch.lines import BadLine, Job, parse_line
 from winnow.batch.reader import RawLine
+from winnow.chat import MarkedText
 from winnow.openai.request import Endpoint
 from winnow.sampling import SamplingParams
 
@@ -34,6 +35,21 @@ def test_a_flat_prompt() -> None:
     assert (parsed.index, parsed.number, parsed.endpoint, parsed.asked.prompt) == (4, 6, None, "Hi")
     assert parsed.asked.params == SamplingParams(max_tokens=3)
     assert parsed.carried == {"custom_id": 7, "reference": "yes", "metadata": {"k": [1]}}
+
+
+def test_a_context_field_stands_before_the_question() -> None:
+    for line in (
+        {"prompt": "Who?"},
+        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "Who?"}]},
+    ):
+        raw = RawLine(4, 6, json.dumps({**line, "article": "Ann."}).encode())
+        parsed = parse_line(raw, {}, context_field="article")
+        assert isinstance(parsed, Job), parsed
+        asked = parsed.asked.prompt or parsed.asked.messages[-1]["content"]  # type: ignore[index]
+        assert asked == "Ann.\n\nWho?" and isinstance(asked, MarkedText) and asked.context_end == 4
+        assert not isinstance(parse_line(raw, {}), Job), "a field that nothing names is a mistyped one"
+    unusable = parse_line(RawLine(4, 6, b'{"prompt": [5], "article": "Ann."}'), {}, context_field="article")
+    assert isinstance(unusable, BadLine) and "needs a prompt" in str(unusable.error)
 
 
 def test_flat_token_ids_and_messages() -> None:

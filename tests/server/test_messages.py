@@ -13,6 +13,7 @@ from tests.server.test_stored_responses import VERBATIM
 from tests.server.test_tools import CALL, TEMPLATE
 
 from winnow import LLM
+from winnow.anthropic.request import chat_body
 
 PATH, CHAT = "/v1/messages", "/v1/chat/completions"
 KEY = "key-of-one"
@@ -77,6 +78,20 @@ def test_a_message(keyed: Running) -> None:
     assert keyed.post(f"{PATH}/count_tokens", counted).json() == {
         "input_tokens": whole["usage"]["prompt_tokens"]
     }
+
+
+def test_a_marked_text_with_a_question_behind_it_is_a_document() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    text, question = {"type": "text", "text": "Ann lives in Vienna."}, {"type": "text", "text": "Where?"}
+    for blocks, marked in (
+        ([text | mark, question], True),
+        ([text, question | mark], False),
+        ([text], False),
+    ):
+        [message] = chat_body(
+            {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": blocks}]}
+        )["messages"]
+        assert (message["content"][0].get("winnow") == {"context": True}) is marked
 
 
 def test_stop_sequences_and_prefill(keyed: Running) -> None:

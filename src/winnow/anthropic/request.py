@@ -141,6 +141,7 @@ def _user(blocks: list[Any], name: str) -> list[Record]:
     """Return the results of tools, each a message, and the text behind them; also images, which may be of results."""
     messages: list[Record] = []
     texts: list[Record] = []
+    marked = 0
     for index, block in enumerate(blocks):
         place = f"{name}.content[{index}]"
         if _kind(block) == "tool_result":
@@ -154,6 +155,11 @@ def _user(blocks: list[Any], name: str) -> list[Record]:
             messages.append({"role": "tool", "tool_call_id": name_of_call, "content": text})
         else:
             texts.append(_part(block, place, images=True))
+            if block.get("cache_control") is not None:
+                marked = len(texts)
+    # What is marked with a question behind it is a document; an end of a turn is there to be cached alone.
+    if 0 < marked < len(texts) and all(part["type"] == "text" for part in texts):
+        texts[marked - 1]["winnow"] = {"context": True}
     if texts or not messages:
         messages.append({"role": "user", "content": texts})
     return messages

@@ -44,6 +44,7 @@ class Driver:
         seed: of lines without one.
         max_in_flight: most requests in the engine at a time.
         shard: lines outside of it are left to other runs.
+        context_field: see `parse_line`.
     """
 
     engine: "EngineClient"
@@ -55,6 +56,7 @@ class Driver:
     max_in_flight: int
     reader: AnswerReader = field(default_factory=AnswerReader)
     shard: Shard = WHOLE
+    context_field: str | None = None
     _in_flight: dict[str, Job] = field(default_factory=dict, init=False)
     _held: Job | None = field(default=None, init=False)
     """For which the engine's queue had no room yet."""
@@ -119,7 +121,7 @@ class Driver:
             if raw is None:
                 yield None
             elif self.shard.holds(raw.index) and not self.writer.holds(self.shard.place(raw.index)):
-                yield parse_line(raw, self.defaults, accounts=True)
+                yield parse_line(raw, self.defaults, accounts=True, context_field=self.context_field)
 
     def _fill(self, jobs: Iterator[Job | BadLine | None]) -> bool:
         """Submit lines until the engine has enough to choose from; return False if none is left."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from winnow.batch.reader import MAX_LINE_BYTES, RawLine
+from winnow.chat import MarkedText
 from winnow.openai.errors import ApiError, invalid
 from winnow.openai.parameters import sampling_from_fields
 from winnow.openai.request import (
@@ -18,6 +19,7 @@ from winnow.openai.request import (
     read_messages,
     read_priority,
     read_prompt,
+    take_text,
 )
 from winnow.prompts import Prompt
 from winnow.values.json_values import json_kind, parse_strict
@@ -63,9 +65,12 @@ _FLAT_CARRIED = ("custom_id", "id", "reference", "category", "metric", "metadata
 _BATCH_CARRIED = ("custom_id", "reference", "category", "metric", "metadata")
 
 
-def parse_line(raw: RawLine, defaults: Mapping[str, Any], *, accounts: bool = False) -> Job | BadLine:
+def parse_line(
+    raw: RawLine, defaults: Mapping[str, Any], *, accounts: bool = False, context_field: str | None = None
+) -> Job | BadLine:
     """Read a line; `defaults` are the sampling parameters of lines that do not say. With `accounts` lines may say on
-    whose account they run, and how urgent they are."""
+    whose account they run, and how urgent they are. A flat line's `context_field` is a document that stands before its
+    prompt, or its first user message, and is judged without that."""
     carried = dict[str, Any]()
     # Of a line that may be unreadable, so that its error record fits its neighbours.
     found = raw.data or b""
@@ -79,7 +84,8 @@ def parse_line(raw: RawLine, defaults: Mapping[str, Any], *, accounts: bool = Fa
         _check_carried(carried, endpoint)
         tenant = _take_tenant(line) if accounts else None
         if endpoint is None:
-            asked = _read_flat(line, defaults, accounts=accounts)
+            context = None if context_field is None else take_text(line, context_field)
+            asked = _read_flat(line, defaults, context, accounts=accounts)
         else:
             for key in line:
                 if key not in (*_BATCH_KEYS, *_BATCH_CARRIED):
@@ -90,18 +96,28 @@ def parse_line(raw: RawLine, defaults: Mapping[str, Any], *, accounts: bool = Fa
         return BadLine(raw.index, raw.number, endpoint, ApiError.wrap(error), carried)
 
 
-def _read_flat(line: dict[str, Any], defaults: Mapping[str, Any], *, accounts: bool) -> CompletionRequest:
+def _read_flat(
+    line: dict[str, Any], defaults: Mapping[str, Any], context: str | None, *, accounts: bool
+) -> CompletionRequest:
     priority = line.pop("priority", None) if accounts else None
     if ("prompt" in line) == ("messages" in line):
         raise ApiError("invalid_request", "a line needs either prompt or messages")
     others = {"prompt", "messages", _IMAGES, *_FLAT_CARRIED}
     params = sampling_from_fields({key: value for key, value in line.items() if key not in others}, defaults)
     prompt: Prompt | None = read_prompt(line["prompt"]) if "prompt" in line else None
+    messages = read_messages(line["messages"]) if "messages" in line else None
+    if context:
+        asked = next((each for each in messages or () if each["role"] == "user"), {"content": prompt})
+        if not isinstance(asked["content"], str):
+            raise ApiError(
+                "invalid_request", "a context needs a prompt or a user's message of text behind it"
+            )
+        asked["content"] = MarkedText(f"{context}\n\n{asked['content']}", len(context))
+        prompt = None if messages else asked["content"]
     if line.get(_IMAGES) is not None:
         if prompt is None:
             raise invalid(_IMAGES, "goes with a prompt: messages have parts")
         prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, _IMAGES: line[_IMAGES]}
-    messages = read_messages(line["messages"]) if "messages" in line else None
     prompts = () if prompt is None else (prompt,)
     urgency = 0 if priority is None else read_priority(priority)
     return CompletionRequest(prompts, messages, params, None, priority=urgency)

@@ -81,6 +81,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="start afresh and replace OUT.jsonl")
     text = "answer every COUNT-th line alone, from line NUMBER on"
     parser.add_argument("--shard", metavar="NUMBER/COUNT", default=str(WHOLE), help=text)
+    text = "of lines: a document to put before the prompt, and to compress without it"
+    parser.add_argument("--context-field", metavar="NAME", help=text)
     text = "write the closing table as JSON too"
     parser.add_argument("--summary", metavar="FILE.json", type=Path, help=text)
     add_progress_flag(parser)
@@ -104,6 +106,7 @@ class _Plan:
     checkpoint: Checkpoint | None
     """State of what is done already; None starts afresh."""
     progress: str
+    context_field: str | None = None
 
     @property
     def num_requests(self) -> int:
@@ -158,6 +161,8 @@ def _check(
     for line in (*said, *([f"so have {more} more lines and earlier ones"] if more > 0 else [])):
         print(f"winnow: warning: {line}", file=sys.stderr)
     identity = _identity(prompts, options, defaults)
+    if namespace.context_field is not None:
+        identity |= {"context_field": namespace.context_field}
     shard = Shard.parse(namespace.shard)
     if shard != WHOLE:
         identity |= {SHARD: str(shard)}
@@ -168,7 +173,17 @@ def _check(
         if checkpoint.notes:
             notes = f"under other options, which change no answer: {'; '.join(checkpoint.notes)}"
             print(f"winnow: resuming {output} {notes}", file=sys.stderr)
-    return _Plan(prompts, shard, output, options, defaults, identity, checkpoint, namespace.progress)
+    return _Plan(
+        prompts,
+        shard,
+        output,
+        options,
+        defaults,
+        identity,
+        checkpoint,
+        namespace.progress,
+        namespace.context_field,
+    )
 
 
 @contextmanager
@@ -221,6 +236,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
             max_in_flight=MAX_EARLY if sorts else 2 * config.scheduler.max_num_seqs,
             reader=AnswerReader.of(llm.tokenizer),
             shard=plan.shard,
+            context_field=plan.context_field,
         )
         driver.run(read_lines(plan.prompts.path), show_progress)
         seconds, stats = meter.elapsed, llm.stats()

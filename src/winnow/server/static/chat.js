@@ -234,7 +234,7 @@ function kept(usage, eviction) {
   const kv = usage.kv, facts = [];
   if (kv && kv.kept < kv.total) facts.push(`${eviction?.policy ?? "compressed"}: ${kv.kept.toLocaleString("en")} of ${kv.total.toLocaleString("en")} KVs kept (${(kv.total / Math.max(kv.kept, 1)).toFixed(1)}x)`);
   else facts.push("every KV kept");
-  if (kv?.checked) facts.push(Number(kv.equal) >= Number(kv.checked) ? "checked: the full cache answers the same" : "checked: the full cache answers otherwise");
+  if (kv?.checked_answers) facts.push(`checked: ${kv.equal_answers} of ${kv.checked_answers} compressed answers so far are the full cache's`);
   return facts;
 }
 
