@@ -107,7 +107,7 @@ def save_gguf(
         }
         kinds[type(value)](name, value)
     if tokenizer is not None:
-        _add_tokenizer(writer, tokenizer, last)
+        add_tokenizer(writer, tokenizer, last)
     if isinstance(model, Qwen3MoeForCausalLM):
         tensors = list(_moe_tensors(model))
     else:
@@ -117,7 +117,7 @@ def save_gguf(
         ]
     for name, weight in tensors:
         own = next((own for part, own in (other or {}).items() if part in name), kind)
-        _add_tensor(writer, name, weight, own)
+        add_tensor(writer, name, weight, own)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -147,7 +147,7 @@ def in_parts(path: Path, count: int) -> list[Path]:
     return sorted(path.parent.glob(f"{path.stem}-*-of-{count:05}.gguf"))
 
 
-def _add_tokenizer(writer: GGUFWriter, rule: str, last: tuple[tuple[str, int], ...]) -> None:
+def add_tokenizer(writer: GGUFWriter, rule: str, last: tuple[tuple[str, int], ...]) -> None:
     tokenizer = byte_level()
     described = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     special = set(tokenizer.all_special_ids)
@@ -171,7 +171,7 @@ def _add_tokenizer(writer: GGUFWriter, rule: str, last: tuple[tuple[str, int], .
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray[Any, Any], kind: str) -> None:
+def add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray[Any, Any], kind: str) -> None:
     if kind == "F32" or weight.ndim == 1 or "ffn_gate_inp" in name:
         writer.add_tensor(name, weight)
         return

@@ -15,6 +15,7 @@ from transformers.integrations import GGUF_CONFIG_MAPPING
 
 from winnow.extras import install_hint
 from winnow.models.load.damage import cannot_load, first_line
+from winnow.models.load.gguf.architectures import KEYS, REASONS
 from winnow.process.digest import part_names
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ _MIXED_ROWS = ("gpt2", "bloom", "gpt-oss", "gpt_oss", "lfm2", "qwen35", "qwen35m
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}
 # Models of experts, and whether weights of the chosen ones add up to 1.
 _OF_EXPERTS = {"qwen2moe": False, "qwen3moe": True}
+# Positions of GPT-OSS, whose keys transformers takes for their lengths; what no key says is always so.
+_GPT_OSS_ROPE = {"rope_type": "default", "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+_YARN = {
+    "type": "rope_type",
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+}
 _WIDTHS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
@@ -93,10 +101,18 @@ class GgufFile:
     def config_values(self) -> dict[str, Any]:
         from winnow.models.load.gguf.keys import linear_factor
 
+        if reason := REASONS.get(self._header.architecture):
+            raise cannot_load(self.path, f"GGUF files of {self._header.architecture} are not read: {reason}")
         with self.reading():
             values: dict[str, Any]
             values, _ = PretrainedConfig.get_config_dict(self.path.parent, gguf_file=self._file)
         arch = self._header.architecture
+        if (tokens := self._values.get("tokenizer.ggml.tokens")) is not None:
+            values.setdefault("vocab_size", len(tokens))
+        values.setdefault("pad_token_id", None)  # the class's own is of another vocabulary
+        if arch == "gpt-oss":
+            told = {ours: self._values.get(f"gpt-oss.rope.scaling.{key}") for key, ours in _YARN.items()}
+            values["rope_scaling"] = {**_GPT_OSS_ROPE, **{name: each for name, each in told.items() if each}}
         base = self._values.get(f"{arch}.rope.freq_base")
         if base is not None and not {"rope_theta", "rope_parameters"} & values.keys():
             values["rope_theta"] = base  # transformers' tables leave it out for some architectures
@@ -123,7 +139,7 @@ class GgufFile:
         from winnow.models.load.gguf.keys import refused_keys
 
         arch = self._header.architecture
-        table = GGUF_CONFIG_MAPPING.get(_THEIR_NAMES.get(arch, arch.replace("-", "_")))
+        table = KEYS.get(arch) or GGUF_CONFIG_MAPPING.get(_THEIR_NAMES.get(arch, arch.replace("-", "_")))
         if table is None:
             return  # an architecture whose keys transformers reads one by one
         applied = {key for key, name in table.items() if name is not None}

@@ -24,6 +24,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from transformers.utils.logging import is_progress_bar_enabled
 
 from winnow.models.fast.blocks import RAW, Blocks
+from winnow.models.load.gguf.architectures import KEYS, TURNED, complete_config
 from winnow.process.progress import report
 
 MAGIC = b"GGUF"
@@ -223,6 +224,20 @@ def reading(header: GgufHeader, *, keeps_blocks: bool = False) -> Iterator[dict[
             except ImportError:
                 continue
             stack.enter_context(_replaced(module, "read_gguf_metadata", read_metadata))
+        if header.architecture == "gpt-oss":
+            loader = import_module(_LOADER)
+            completed = partial(_with_gpt_oss, loader.load_gguf_checkpoint, header)
+            stack.enter_context(_replaced(loader, "load_gguf_checkpoint", completed))
+        elif header.architecture in KEYS:
+            loader = import_module(_LOADER)
+            tables = loader.GGUF_TO_TRANSFORMERS_MAPPING
+            added = {**tables, "config": {**tables["config"], header.architecture: KEYS[header.architecture]}}
+            turned = dict.fromkeys(TURNED, loader.LlamaTensorProcessor)
+            stack.enter_context(_replaced(loader, "GGUF_TO_TRANSFORMERS_MAPPING", added))
+            stack.enter_context(_replaced(loader, "GGUF_SUPPORTED_ARCHITECTURES", list(added["config"])))
+            stack.enter_context(_replaced(loader, "TENSOR_PROCESSORS", loader.TENSOR_PROCESSORS | turned))
+            completed = partial(_completed, loader.load_gguf_checkpoint, header)
+            stack.enter_context(_replaced(loader, "load_gguf_checkpoint", completed))
         if keeps_blocks:
             stack.enter_context(_replaced(gguf, "dequantize", _dequantize))
             loader = import_module(_LOADER)
@@ -242,6 +257,33 @@ def reading(header: GgufHeader, *, keeps_blocks: bool = False) -> Iterator[dict[
         if not is_progress_bar_enabled():
             stack.enter_context(redirect_stderr(StringIO()))
         yield kept
+
+
+def _completed(theirs: Any, header: GgufHeader, *args: Any, **options: Any) -> Any:
+    found = theirs(*args, **options)
+    complete_config(found["config"], header.values, {each.name for each in header.tensors})
+    return found
+
+
+def _with_gpt_oss(theirs: Any, header: GgufHeader, *args: Any, **options: Any) -> Any:
+    """Add GPT-OSS's experts and sinks, for which transformers' reader looks under other names."""
+    found, dequantize = theirs(*args, **options), import_module("gguf.quants").dequantize
+    if "tensors" not in found:
+        return found
+    of = {each.name: each for each in header.tensors}
+
+    def take(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.array(dequantize(header.array(of[name]), of[name].kind)))
+
+    for n in range(header.values["gpt-oss.block_count"]):
+        layer, experts = f"model.layers.{n}", f"model.layers.{n}.mlp.experts"
+        found["tensors"][f"{layer}.self_attn.sinks"] = take(f"blk.{n}.attn_sinks.weight")
+        for end, suffix in (("weight", ""), ("bias", "_bias")):
+            gate, up, down = (take(f"blk.{n}.ffn_{part}_exps.{end}") for part in ("gate", "up", "down"))
+            both = torch.stack([gate, up], dim=2).flatten(1, 2)  # one behind the other
+            found["tensors"][f"{experts}.gate_up_proj{suffix}"] = both if suffix else both.mT
+            found["tensors"][f"{experts}.down_proj{suffix}"] = down if suffix else down.mT
+    return found
 
 
 def _dequantize(data: Any, kind: Any) -> Any:
@@ -312,7 +354,7 @@ class _Reader:
         self.fields = {
             key: _field(value, kind)
             for (key, value), kind in zip(header.values.items(), header.kinds.values(), strict=True)
-            if not key.startswith("tokenizer.")
+            if not key.startswith(("tokenizer.", "gpt-oss.rope.scaling."))  # see `GgufFile.config_values`
         }
         size = f"{header.architecture}.vocab_size"
         tokens = header.values.get("tokenizer.ggml.tokens")
