@@ -150,9 +150,18 @@ class KindPool:
     def biases_of(self, block: Tensor) -> Tensor:
         return self._read((BIAS,), (block,))[BIAS.name].flatten(-3).float()
 
-    def set_keys(self, slot: Tensor, k: Tensor) -> None:
-        """Replace keys in slots, int64 [...], by k, [..., d]; values and numbers stay."""
-        self._store(self.numbers.place(slot), self.kind.codec.encode_keys(k))
+    def copy_turned(self, source: Tensor, target: Tensor, k: Tensor, position: Tensor) -> None:
+        """Copy values between slots, int64 [...], none in both, and put keys k, [..., d], at positions [...] beside."""
+        place = self.numbers.place(target)
+        self._store(place, self.kind.codec.encode_keys(k))
+        self._store(
+            place,
+            self._read(
+                (*self.kind.value_fields, *self.kind.codec.further_fields), self.numbers.place(source)
+            ),
+        )
+        self.numbers.position[place] = position.to(torch.int32).expand_as(target)
+        self.numbers.accumulators[:, *place] = 0.0
 
     def set_fitted(self, slot: Tensor, v: Tensor, bias: Tensor) -> None:
         """Replace values and biases in slots, int64 [...], by v, [..., d], and bias, [...]; keys and numbers stay."""

@@ -18,6 +18,8 @@ from winnow.models import LoadedModel
 from winnow.models.bind.rotation import ModelRotation
 
 _LEAST_NORM = 1e-6
+_COMPARED_EVERY = 4
+"""Of so many layers the keys of one are compared with the mean of their row."""
 
 
 def reuse_refusal(model: LoadedModel, layout: CacheLayout, *, hidden: bool) -> str | None:
@@ -82,28 +84,20 @@ def _place(
     position, source = torch.cat(spans), torch.cat(sources, dim=-1)
     target = rows[..., position // size] * size + position % size  # [L, H, n]
     was = pool.position.view(-1)[source[0, 0]].long()
-    moved = bool((was != position).any())
-    upper = slice(FIRST_LAYERS, None)
-    pool.move(source[upper].flatten(), target[upper].flatten())
-    place = pool.numbers.place(target[upper])
-    pool.numbers.position[place] = position.int().expand_as(target[upper])
-    pool.numbers.accumulators[:, *place] = 0.0
-    deviation = torch.zeros(len(position), device=device)
+    deviation, k, v = torch.zeros(len(position), device=device), position, position
     compared = FIRST_LAYERS - 1
-    k = v = torch.empty(0, device=device)
     for layer in range(compared, shape[0]):
         of_layer = pool.of_layer(layer)
         stored = of_layer.keys(source[layer])
-        plain = rotation.turn(layer, stored, -was)
-        turned = rotation.turn(layer, plain, position) if moved else stored
-        unit = plain / plain.norm(dim=-1, keepdim=True).clamp_min(_LEAST_NORM)
-        mean = unit.mean(dim=-2, keepdim=True)
-        mean = mean / mean.norm(dim=-1, keepdim=True).clamp_min(_LEAST_NORM)
-        deviation += 1.0 - (unit * mean).sum(-1).mean(0)
+        turned = rotation.turn(layer, stored, position - was)
         if layer == compared:
             k, v = turned, of_layer.values(source[layer])
-        elif moved:
-            of_layer.set_keys(target[layer], turned)
+        else:
+            of_layer.copy_turned(source[layer], target[layer], turned, position)
+        if layer % _COMPARED_EVERY == compared:
+            unit = torch.nn.functional.normalize(rotation.turn(layer, stored, -was), dim=-1)
+            mean = torch.nn.functional.normalize(unit.mean(dim=-2, keepdim=True), dim=-1)
+            deviation += 1.0 - (unit * mean).sum(-1).mean(0)
     tokens = first + position - entry.start
     return PlacedTokens(index, position, tokens, target[compared], k, v, deviation)
 
