@@ -169,6 +169,11 @@ def test_approximate_blocks_are_found_by_nobody(directory: Path, whole: LLM) -> 
         assert first.num_reused_tokens >= 2 * SIZE - 4
         exact = ask(llm, [1, 0, 2], 2, reuse="exact")
         assert (exact.num_reused_tokens, answers(exact)) == (0, answers(ask(whole, [1, 0, 2], 2)))
+        # The next turn begins with what this one left, as far as blocks are whole.
+        told = [*first.prompt_token_ids, *first.outputs[0].token_ids]
+        [second] = llm.generate([told + prompt(20, 6)], greedy(reuse="documents"))
+        assert (second.num_repaired_tokens, second.num_cached_tokens) == (0, 0)
+        assert second.num_reused_tokens >= len(told) - 17
         assert ask(llm, [0, 1], 3, tenant="other").num_reused_tokens == 0
         assert ask(llm, [1, 0], 3).num_reused_tokens >= 2 * SIZE - 4
         with pytest.raises(InvalidRequestError, match="reuse must be one of exact, documents, anywhere"):
@@ -221,6 +226,13 @@ def test_preempted_requests_end_as_they_would(directory: Path, whole: LLM, swap:
         assert llm.stats().num_preemptions > 0
         assert llm.stats().repaired_tokens > 0
         assert [each.outputs[0].token_ids for each in found] == expected
+
+
+def test_who_waits_finds_what_others_compute(directory: Path) -> None:
+    with open_llm(directory, 0.2, max_num_batched_tokens=512) as llm:
+        first, second = ask_all(llm, [[0, 1, 2], [2, 0, 1]])
+        assert first.num_reused_tokens == 0
+        assert second.num_reused_tokens + second.num_repaired_tokens > 3 * SIZE - 16  # blocks are whole
 
 
 def test_runs_without_marks(directory: Path) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from secrets import token_bytes
 
 import numpy as np
 
@@ -50,13 +49,22 @@ class PrefixChain:
         return self._parted is not None
 
     def part(self, num_tokens: int) -> None:
-        """Give keys that no other chain has to the block of token `num_tokens` and those behind it: their KVs do not
-        follow from the tokens before them alone."""
+        """Give keys that only parted chains have to the block of token `num_tokens` and those behind it: their KVs do
+        not follow from the tokens before them alone."""
         whole = num_tokens // self._block_size
-        self._last = sha256(self.key_after(whole) + token_bytes(16)).digest()
-        self._parted = whole, self._last
-        del self.links[whole:]
-        self.snapshots, self.earlier = {}, []
+        if self._parted is None or whole < self._parted[0]:
+            self._last = _parted_key(self.key_after(whole))
+            self._parted = whole, self._last
+            del self.links[whole:]
+            self.snapshots, self.earlier = {}, []
+
+    def num_exact(self, num_tokens: int) -> int:
+        """Return how many of the first `num_tokens` tokens have KVs that follow from the tokens alone."""
+        return num_tokens if self._parted is None else min(num_tokens, self._parted[0] * self._block_size)
+
+    def first_if_parted(self, num_blocks: int) -> PrefixKey:
+        """Return the key that the block behind the first blocks would have if the chain parted there."""
+        return _digest(_parted_key(self.key_after(num_blocks)), self.links[num_blocks][1])
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Take in what `token_ids`, which begin with the tokens of before, have more."""
@@ -87,6 +95,10 @@ class PrefixChain:
         whole, length = len(token_ids) // self._block_size, len(token_ids).to_bytes(8, "little")
         state = _digest(self.key_after(whole), token_ids[whole * self._block_size :])
         return sha256(b"snapshot" + state + length + rule).digest()
+
+
+def _parted_key(before: PrefixKey) -> PrefixKey:
+    return sha256(b"parted" + before).digest()
 
 
 def _digest(before: PrefixKey, tokens: Sequence[int]) -> PrefixKey:

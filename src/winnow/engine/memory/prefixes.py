@@ -14,6 +14,7 @@ from winnow.engine.requests.request import EARLIER_ROUND, KVState, Sequence
 from winnow.errors import PrefixStoreError
 from winnow.eviction import SequenceEviction
 from winnow.storage.prefix_files import PrefixFiles
+from winnow.values.reuse import EXACT
 
 _LOOKED_AT = 256
 """Waiting sequences whose prefixes are kept for them."""
@@ -72,6 +73,8 @@ class PrefixSharing:
             return FoundPrefix()
         index, most = self._ledger.prefixes, self._most_as_computed(sequence)
         keys, computed = index.match(chain, most), 0
+        if sequence.request.reuse != EXACT and sequence.eviction is None and not chain.is_parted:
+            chain, keys = self._parted(sequence, chain, keys, most)
         if self._ledger.layout.state_bytes:
             chain.branches.add(len(keys) * self._ledger.layout.block_size)
             keys = index.longest_resumable(chain, keys, sequence.prefix_ids, most)
@@ -88,6 +91,22 @@ class PrefixSharing:
             state = KVState(None, computed, last, snapshot.num_rounds)
             return FoundPrefix(state, snapshot=snapshot, earlier=earlier)
         return FoundPrefix(KVState(None, computed), tuple(keys))
+
+    def _parted(
+        self, sequence: Sequence, chain: PrefixChain, keys: list[PrefixKey], most: int
+    ) -> tuple[PrefixChain, list[PrefixKey]]:
+        """Return what a sequence begins with that another, of the same tokens, has placed in part, if that is more."""
+        index, size = self._ledger.prefixes, self._ledger.layout.block_size
+        for parts in reversed(range(min(len(keys) + 1, len(chain.links)))):
+            if index.knows(chain.first_if_parted(parts)):
+                parted = chain.fork()
+                parted.part(parts * size)
+                parted.extend(sequence.prefix_ids)
+                found = index.match(parted, most)
+                if len(found) > len(keys):
+                    sequence.prefix = parted
+                    return parted, found
+        return chain, keys
 
     def prefetch(self, sequence: Sequence) -> None:
         if self._files.has_any and self._may_begin_with_others(sequence):
@@ -139,12 +158,10 @@ class PrefixSharing:
             if sequence.slides(self._ledger.layout):
                 self._ledger.drop_unseen([slot])
         if request.metrics.first_scheduled_time is None and sequence.prefix is not None:
-            request.num_cached_tokens = sequence.kv.num_computed
+            request.num_cached_tokens = exact = sequence.prefix.num_exact(sequence.kv.num_computed)
             index.num_asked_tokens += sequence.prompt_len
-            index.num_hit_tokens += sequence.kv.num_computed
+            index.num_hit_tokens += exact
             self._sessions.count_hit(sequence)
-        if sequence.index == 0:
-            request.num_reused_tokens = request.num_repaired_tokens = 0
         self._spans.begin(sequence)
         if found and _observes(sequence, sequence.kv.num_computed, count):
             owns = self._ledger.own_or_forget(slot)
@@ -178,12 +195,20 @@ class PrefixSharing:
         keeps_state = num_computed in self._state_points(sequence, start)
         slot, rows = sequence.kv.running_slot, self._ledger.prefix_rows
         for index in range(start // size, end // size):
-            if any(first < (index + 1) * size and last > index * size for first, last in sequence.reused):
-                continue  # KVs that are approximate already are placed nowhere else
+            # KVs that are approximate already are placed nowhere else.
+            placed = any(
+                first < (index + 1) * size and last > index * size for first, last in sequence.reused
+            )
             resumable = keeps_state and (index + 1) * size == num_computed
             before, link = chain.key_after(index), chain.links[index]
             rows.remember(
-                slot, index, *link, num_computed, before=before, resumable=resumable, root=chain.root
+                slot,
+                index,
+                *link,
+                num_computed,
+                before=before,
+                resumable=resumable,
+                root=None if placed else chain.root,
             )
 
     def remember_end(self, sequence: Sequence) -> None:
@@ -327,6 +352,10 @@ class PrefixSharing:
                 return computed - known
         if other.kv.last_round:
             return 0
+        if sequence.request.documents and mine.root == theirs.root:
+            coming = self._spans.num_coming(sequence, other)
+            if coming:
+                return coming
         size = self._ledger.layout.block_size
         theirs.extend(other.prefix_ids)
         most = min(_num_shareable(sequence, sequence.num_tokens - 1), _num_shareable(other, other.num_tokens))

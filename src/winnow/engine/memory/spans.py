@@ -49,9 +49,33 @@ class SpanReuse:
     def begin(self, sequence: Sequence) -> None:
         """Keep what a sequence, which has just got its slot, computes behind its first run from those who ask for exact
         prefixes."""
-        sequence.reused = []
-        if sequence.runs and sequence.prefix is not None:
-            sequence.prefix.part(sequence.runs[0].start)
+        chain, computed = sequence.prefix, sequence.kv.num_computed
+        if chain is None:
+            return
+        exact = chain.num_exact(computed)
+        sequence.reused = [(exact, computed)] if exact < computed else []
+        if sequence.index == 0:
+            sequence.request.num_reused_tokens = sequence.request.num_repaired_tokens = 0
+        self.count(sequence, computed - exact, 0)
+        if sequence.runs:
+            chain.part(sequence.runs[0].start)
+
+    def num_coming(self, sequence: Sequence, other: Sequence) -> int:
+        """Return tokens of documents that are not known of a waiting sequence, and that a running one computes."""
+        if EXACT in (sequence.request.reuse, other.request.reuse):
+            return 0
+        fresh = {
+            tuple(other.token_ids[start + 1 : end - 1])  # letters at the ends may be in other tokens
+            for start, end in other.request.documents
+            if end > other.kv.num_computed and not _overlap(other, start, end)
+        }
+        return sum(
+            end - start
+            for start, end in sequence.request.documents
+            if fresh
+            and not _overlap(sequence, start, end)
+            and tuple(sequence.token_ids[start + 1 : end - 1]) in fresh
+        )
 
     def stretch(self, sequence: Sequence, start: int, most: int) -> int:
         """Return how many tokens from `start` on take as long as `most` that are all computed."""
@@ -94,3 +118,7 @@ class SpanReuse:
         if sequence.index == 0:
             sequence.request.num_reused_tokens += placed - repaired
             sequence.request.num_repaired_tokens += repaired
+
+
+def _overlap(sequence: Sequence, start: int, end: int) -> bool:
+    return any(run.start < end and start < run.end for run in sequence.runs)
