@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -128,9 +129,7 @@ def _git(*words: str) -> int:
 
 def _test_helpers() -> Any:
     sys.path[:0] = [] if str(ROOT / "tests") in sys.path else [str(ROOT / "tests")]
-    import documented
-
-    return documented
+    return import_module("documented")
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 """The headline's grid: methods by name, cells that resume, losses paired and claimed only beyond their error."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,13 @@ def test_cells_are_measured_once_and_shown_beside_each_other(
         assert f"| {cell} | 8 |" in page
     mixed = [*words, "--contexts", "500,600", "--mixed", "--methods", FULL, "--part", "speed"]
     assert run_study(Options, study, mixed) == 0
-    *before, added = (tmp_path / "rows.jsonl").read_text().splitlines()
-    assert before == lines and '"speed/500+600/full"' in added
+    apart = [*words, "--contexts", "500,600", "--methods", FULL, "--part", "speed"]
+    assert run_study(Options, study, apart) == 0
+    *before, mixed_row, first, second = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert before == lines and '"speed/600/500+600/full"' in mixed_row
+    assert '"speed/600/500/full"' in first and '"speed/600/600/full"' in second
+    pools = {json.loads(row)["kv_memory"] for row in (mixed_row, first, second)}
+    assert len(pools) == 1, "one pool for all contexts"
     capsys.readouterr()
     with pytest.raises(SystemExit, match="other work: seed"):
         run_study(Options, study, [*words, "--seed", "1"])
@@ -84,3 +90,21 @@ def test_equal_is_said_within_one_standard_error(ours: list[float], said: str) -
     journal.add("answers/2000/winnow-seen 8x/vt/0", {"scores": ours, "reached": 8.0})
     full = Line.of(options, journal, "2000", Cell(FULL))
     assert Line.of(options, journal, "2000", cell, full).lost == said
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        ([2.0, 2.0, 4.0], "0.50x [0.25-0.50]"),
+        ([0.5, 2.0, 0.8], "equal, 1.25x [0.50-2.00]"),
+        ([0.5], "2.00x, one round"),
+    ],
+)
+def test_gains_are_of_rounds_in_turn_and_equal_where_these_disagree(ours: list[float], said: str) -> None:
+    options = Options(model="m", kinds=("vt",), contexts=(2000,), prompts=8)
+    journal, cell = CellJournal(None, {}), Cell("winnow-seen", Amount(8.0))
+    for seconds in ours:
+        journal.add("speed/2000/2000/full", {"seconds": 1.0, "tokens": 100, "scores": [1]})
+        journal.add("speed/2000/2000/winnow-seen 8x", {"seconds": seconds, "tokens": 100, "scores": [1]})
+    full = Line.of(options, journal, "2000", Cell(FULL))
+    assert Line.of(options, journal, "2000", cell, full).gained == said

@@ -65,8 +65,9 @@ NOTES = """\
 - **lost**: of the full cache's score on the same prompts, the mean of the differences and its standard error, in
   points. **equal** stands where it is no more than one standard error; else the loss is the claim.
 - **reached**: tokens for each KV held at an answer's end.
-- **tokens/s**: of prompts and answers, median over the rounds [least, most]; **gain**: over the full cache's within the
-  same KV memory. Only quiet machines measured it. **batch**: requests that got a token in a step, mean and most.
+- **tokens/s**: of prompts and answers, median over the rounds [least, most]; **gain**: over the full cache's run of the
+  same round within the same KV memory, median [least, most]; **equal** stands where rounds differ in which is faster.
+  **batch**: requests that got a token in a step, mean and most.
   **rounds**: part of the time that eviction took. **timed**: right and lost of the very answers that were timed, in
   memory that was short.
 """
@@ -124,8 +125,12 @@ class Options(AskedTask, RealModelOptions):
     kinds: tuple[str, ...] = flag((), "categories of the task (default: six of RULER's, all of others)")
     prompts: int = flag(40, "of each kind", least=_BLOCK)
     new_tokens: int = flag(500, "of timed answers", least=2)
-    requests: int = flag(24, "timed together", least=1)
-    kv_seqs: int = flag(2, "whole sequences of a context that the KV memory of timed runs holds", least=1)
+    requests: int = flag(48, "timed together; as many as memory holds must be there", least=1)
+    kv_seqs: int = flag(
+        2,
+        "whole sequences of the longest context that the KV memory of timed runs holds, of all contexts",
+        least=1,
+    )
     rounds: int = flag(3, "of timed runs, in turn", least=1)
     dtype: str = flag("bfloat16", "of weights and KVs", choices=DTYPES[1:])
     seed: int = flag(72, "of the prompts; policies were chosen on others")
@@ -161,6 +166,11 @@ class Options(AskedTask, RealModelOptions):
         """Contexts whose prompts are timed together, by their name."""
         groups = [self.contexts] if self.mixed else [(each,) for each in self.contexts]
         return {"+".join(map(str, group)): group for group in groups}
+
+    @property
+    def longest(self) -> int:
+        """The context whose sequences the memory of timed runs is made for: one pool for all contexts."""
+        return max(self.contexts)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -230,20 +240,18 @@ def _scored(llm: LLM, prompts: Sequence[TimedPrompt], own: Mapping[str, Any]) ->
 
 def speed(options: Options, journal: CellJournal, until: float) -> None:
     """Time the cells that lack, in turn, and score these answers too."""
-    asked, memory = Prompts(), dict[int, int]()
+    asked, config = Prompts(), EngineConfig.from_options(_engine(options, options.longest, options.requests))
+    memory = kv_memory_for(config, options.kv_seqs, options.longest + options.new_tokens)
     for number, group, cell in product(range(options.rounds), options.groups, options.cells):
-        name, context = _name("speed", group, cell.label), max(options.groups[group])
+        name, context = _name("speed", options.longest, group, cell.label), max(options.groups[group])
         if len(journal.rows.get(name, [])) > number:
             continue
         own = _engine(options, context, options.requests)
-        if context not in memory:
-            config = EngineConfig.from_options(own)
-            memory[context] = kv_memory_for(config, options.kv_seqs, context + options.new_tokens)
-        with LLM(**own | {"kv_memory": memory[context], "check": 0} | options.engines[cell.method]) as llm:
+        with LLM(**own | {"kv_memory": memory} | options.engines[cell.method]) as llm:
             each_kind = product(options.groups[group], options.kinds)
             by_kind = [prompts_of(options, llm, tokens, kind, asked) for tokens, kind in each_kind]
             prompts = [each for turn in zip(*by_kind, strict=True) for each in turn][: options.requests]
-            journal.add(name, _timed(llm, prompts, options.new_tokens, cell))
+            journal.add(name, {**_timed(llm, prompts, options.new_tokens, cell), "kv_memory": memory})
         if time.monotonic() > until:
             return
 
@@ -292,7 +300,7 @@ class Line:
         for kind, first in product(options.kinds, range(0, options.prompts, _BLOCK)):
             for row in journal.rows.get(_name("answers", context, cell.label, kind, first), []):
                 blocks[_name(kind, first)] = row
-        timed = journal.rows.get(_name("speed", context, cell.label), [])
+        timed = journal.rows.get(_name("speed", options.longest, context, cell.label), [])
         return cls(blocks, timed[: options.rounds], full)
 
     def scores(self, kind: str = "") -> list[float]:
@@ -324,10 +332,23 @@ class Line:
         return f"{statistics.median(rates):.0f} [{min(rates):.0f}-{max(rates):.0f}]" if rates else None
 
     @property
+    def gains(self) -> list[float]:
+        """Over the full cache's run in the same round."""
+        return [
+            ours / full for ours, full in zip(self.rates, self.full.rates if self.full else (), strict=False)
+        ]
+
+    @property
     def gain(self) -> float | None:
-        """Over the full cache."""
-        base = self.full.rates if self.full else []
-        return statistics.median(self.rates) / statistics.median(base) if self.rates and base else None
+        return statistics.median(self.gains) if self.gains else None
+
+    @property
+    def gained(self) -> str | None:
+        """Median, least and most; "equal" where rounds do not agree which is faster."""
+        if len(self.gains) < 2:
+            return formatted(self.gain, "{:.2f}x, one round")
+        least, most = min(self.gains), max(self.gains)
+        return "equal, " * (least <= 1.0 <= most) + f"{self.gain:.2f}x [{least:.2f}-{most:.2f}]"
 
     def mean_of(self, name: str) -> float | None:
         values = [row[name] for row in (*self.blocks.values(), *self.timed) if name in row]
@@ -353,7 +374,7 @@ _COLUMNS: Mapping[str, Callable[[Line], str | None]] = {
     "lost": lambda line: line.lost,
     "reached": lambda line: formatted(line.mean_of("reached"), "{:.1f}x"),
     "tokens/s": lambda line: line.rate,
-    "gain": lambda line: formatted(line.gain, "{:.2f}x"),
+    "gain": lambda line: line.gained,
     "batch": lambda line: formatted(line.mean_of("batch"), "{:.1f}"),
     "most": lambda line: formatted(line.mean_of("most"), "{:.0f}"),
     "preempted": lambda line: formatted(line.mean_of("preemptions"), "{:.0f}"),
@@ -407,14 +428,21 @@ def figure(options: Options, journal: CellJournal) -> "Figure":
 
 
 def figure_by_context(options: Options, journal: CellJournal) -> "Figure":
-    """Draw tokens per second by tokens of a prompt, a line for each cell (KV-Compress, figure 8)."""
-    curves: dict[str, dict[float, float]] = {}
-    for context in options.contexts:
-        for cell, line in lines_of(options, journal, str(context)).items():
-            if line.rates:
-                curves.setdefault(cell.label, {})[context] = statistics.median(line.rates)
-    drawn = [Curve(label, list(points), list(points.values())) for label, points in curves.items()]
-    return line_chart([Panel("", Axis("tokens of a prompt", "log2"), Axis("tokens/s", low=0), drawn)])
+    """Draw tokens per second and the largest batch by tokens of a prompt, a line for each cell (KV-Compress, figures 7
+    and 8), as far as the memory goes that all contexts share."""
+    drawn: dict[str, list[Curve]] = {"tokens/s": [], "largest batch": []}
+    for cell in options.cells:
+        found = {each: lines_of(options, journal, str(each)).get(cell) for each in options.contexts}
+        timed = {context: line for context, line in found.items() if line is not None and line.rates}
+        rates = [statistics.median(line.rates) for line in timed.values()]
+        most = [line.mean_of("most") or 0.0 for line in timed.values()]
+        for curves, values in zip(drawn.values(), (rates, most), strict=True):
+            curves += [Curve(cell.label, list(timed), values)] if timed else []
+    panels = [
+        Panel("", Axis("tokens of a prompt", "log2"), Axis(what, low=0), curves)
+        for what, curves in drawn.items()
+    ]
+    return line_chart(panels, columns=len(panels))
 
 
 def study(options: Options) -> Result:
@@ -425,7 +453,7 @@ def study(options: Options) -> Result:
         f"{Path(options.model).name}, {options.dtype}; seed {options.seed}.",
         f"Task {options.task}: {', '.join(options.kinds)}.",
         f"Timed: {options.requests} requests with {options.new_tokens} tokens each, KV memory of "
-        f"{options.kv_seqs} whole sequences.",
+        f"{options.kv_seqs} whole sequences of the longest context.",
         journal.origins,
     ]
     rows = [{"cell": name, **row} for name, found in journal.rows.items() for row in found]
