@@ -14,7 +14,7 @@ from winnow.outputs import AgreementRecord
 PROMPTS = [list(range(10 + i, 310 + i)) for i in range(6)]
 # A penalty, so that what is compared is what the parameters ask for.
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, repetition_penalty=1.1)
-OPTIONS: dict[str, Any] = {"kv_memory": "64MiB", "kv_floor": 16, "dtype": "float32"}
+OPTIONS: dict[str, Any] = {"kv_memory": "64MiB", "kv_floor": 16, "dtype": "float32", "kv_cache_dtype": "auto"}
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,11 @@ def test_every_option_is_among_the_settings(part: str, name: str) -> None:
     before = EngineConfig.from_options(base).settings()
     after = EngineConfig.from_options({**base, name: other_value(part, name)}).settings()
     changed = {each for each in before if before[each] != after[each]}
-    # An amount to keep brings the preset that stands for an eviction that was left out; bytes stand for a GPU's share.
-    brings = {"compression": "eviction", "kv_budget": "eviction", "kv_memory": "gpu_memory_utilization"}
-    assert changed == {name, brings.get(name, name)}
+    # An amount to keep brings the preset that stands for an eviction that was left out, and a number counts bytes, for
+    # which a format is found; bytes stand for a GPU's share.
+    brings = {"compression": {"eviction", "kv_cache_dtype"}, "kv_budget": {"eviction"}}
+    brings["kv_memory"] = {"gpu_memory_utilization"}
+    assert changed == {name} | brings.get(name, set())
     assert before.keys() == after.keys() == EFFECTS.keys()
     assert json.loads(json.dumps(after)) == after
 

@@ -16,8 +16,14 @@ from pathlib import Path
 from winnow_lab.evaluate.tasks.files import shipped_sentences
 
 FACTS = (
-    ("{who} hid the key of the boathouse behind the {where}.", "Where did {who} hide the key of the boathouse?"),
-    ("The painting that {who} bought in Lisbon hangs above the {where}.", "Above what does {who}'s painting hang?"),
+    (
+        "{who} hid the key of the boathouse behind the {where}.",
+        "Where did {who} hide the key of the boathouse?",
+    ),
+    (
+        "The painting that {who} bought in Lisbon hangs above the {where}.",
+        "Above what does {who}'s painting hang?",
+    ),
     ("At the fair {who} won a {what} in the last round.", "What did {who} win at the fair?"),
     ("Every winter {who} repairs a {what} for the neighbours.", "What does {who} repair every winter?"),
     ("The doctor told {who} to stay away from {food}.", "What should {who} stay away from?"),
@@ -47,14 +53,13 @@ def chats(count: int, words: int, seed: int) -> Iterator[dict[str, object]]:
             lines.append(rng.choice(prose).strip())
             length += len(lines[-1].split())
         lines.insert(rng.randrange(len(lines)), statement.format(**drawn))
-        [asked_for] = [drawn[name] for name in ("where", "what", "food", "town") if f"{{{name}}}" in statement]
+        [asked_for] = [
+            drawn[name] for name in ("where", "what", "food", "town") if f"{{{name}}}" in statement
+        ]
         yield {
             "custom_id": f"chat-{number}",
             "messages": [
-                {
-                    "role": "user",
-                    "content": f"{' '.join(lines)}\n\n{question.format(**drawn)} {ASKED}",
-                }
+                {"role": "user", "content": f"{' '.join(lines)}\n\n{question.format(**drawn)} {ASKED}"}
             ],
             "max_tokens": 160,
             "temperature": 0,

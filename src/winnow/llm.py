@@ -21,7 +21,7 @@ from winnow.engine.engine import Engine
 from winnow.engine_client import EngineClient
 from winnow.errors import ClosedError, ConfigError, InvalidRequestError
 from winnow.eviction import EvictionPolicy, resolve_policy
-from winnow.executor.build import build_engine, load_ranks, open_team, with_device_memory
+from winnow.executor.build import build_engine, load_ranks, open_team, with_device_memory, with_fewer_bytes
 from winnow.executor.rank_team import RankTeam
 from winnow.extras import GET_THE_LAB
 from winnow.inspect import Inspection, KeptTokens
@@ -214,7 +214,7 @@ class LLM(EngineClient):
         request = self.new_request(tokenized, params, observer=observer, final_only=True)
         [output] = self.driver.finish([request])
         output.raise_for_error()
-        [eviction] = requested_eviction(self.config.eviction, params)
+        [eviction] = requested_eviction(self.config, params)
         return Inspection.of(output, observer, eviction, self._tokenizer, images)
 
     def save_prefix(
@@ -347,5 +347,5 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, Engine, EngineConfig
 def _with_engine(
     loaded: LoadedModel, config: EngineConfig, policy: EvictionPolicy, team: RankTeam | None
 ) -> tuple[PlainModel, Engine, EngineConfig]:
-    config = with_device_memory(config, loaded)
+    config = with_fewer_bytes(with_device_memory(config, loaded), loaded)
     return loaded, build_engine(loaded, config, policy, time.monotonic, team), config

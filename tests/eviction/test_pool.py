@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from winnow.config import EvictionConfig
+from winnow.config import EngineConfig, EvictionConfig
 from winnow.engine.admission import requested_eviction
 from winnow.errors import ConfigError
 from winnow.eviction import PRESETS, ByKeyDeviation, ModelTraits, resolve_policy
@@ -83,8 +83,12 @@ def test_other_widths_are_refused(policy: str, pool: Any, why: str) -> None:
 def test_an_engine_that_evicts_nothing_keeps_a_pool_for_its_requests() -> None:
     config = EvictionConfig(pool=21)
     assert resolve_policy(config).policy.pool is None
-    (asked,) = requested_eviction(config, SamplingParams(eviction="snapkv", compression=4))
-    (other,) = requested_eviction(config, SamplingParams(eviction="knorm", compression=4))
+    (asked,) = requested_eviction(
+        EngineConfig(eviction=config), SamplingParams(eviction="snapkv", compression=4)
+    )
+    (other,) = requested_eviction(
+        EngineConfig(eviction=config), SamplingParams(eviction="knorm", compression=4)
+    )
     assert asked.policy.pool is not None and asked.policy.pool.size == 21
     assert other.policy.pool is None
 

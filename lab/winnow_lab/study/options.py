@@ -136,7 +136,9 @@ def options_of(kind: type[_Options], typed: argparse.Namespace) -> _Options:
     own = {name: getattr(typed, name) for name in names}
     if issubclass(kind, EngineFlags):  # which may have options of names that the command uses itself
         others = {name: value for name, value in vars(typed).items() if name not in own}
-        own["engine"] = {"check": 0.0} | engine_options(argparse.Namespace(**others))  # unless it is measured
+        own["engine"] = {"check": 0.0, "kv_cache_dtype": "auto"} | engine_options(
+            argparse.Namespace(**others)
+        )  # unless it is measured
     return kind(**own)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from winnow.config.option import Effect, option
 from winnow.errors import ConfigError
 from winnow.values.checks import check_choice, check_integer, check_number, require
-from winnow.values.kv_dtype import KV_FORMATS, ROTATIONS, KVDtype, WideParts, check_group
+from winnow.values.kv_dtype import AUTO, KV_FORMATS, ROTATIONS, KVDtype, WideParts, check_group
 from winnow.values.reuse import EXACT, REUSES
 from winnow.values.units import format_bytes, parse_bytes
 from winnow.values.value_tier import ValueTier
@@ -99,10 +99,10 @@ class CacheConfig:
         choices=KV_RESERVATIONS,
         effect=Effect.BATCHES,
     )
-    kv_cache_dtype: str = option(
-        "auto",
+    kv_cache_dtype: str | None = option(
+        None,
         f"format of stored KVs: {', '.join(KV_FORMATS)}; auto: as dtype; or one each for keys and values, such as "
-        "k=int8,v=int4",
+        "k=int8,v=int4; left out: auto, or what keeps most in the bytes that compression says",
         aliases=("kv_dtype",),
     )
     kv_group: int | None = option(
@@ -182,7 +182,7 @@ class CacheConfig:
     @cached_property
     def kv_dtype(self) -> KVDtype:
         """Formats of keys and values; `auto` is not resolved."""
-        return KVDtype.parse(self.kv_cache_dtype)
+        return KVDtype.parse(AUTO if self.kv_cache_dtype is None else self.kv_cache_dtype)
 
     @cached_property
     def wide_parts(self) -> WideParts:

@@ -1,11 +1,11 @@
 """Configuration of an engine: all options together."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
 from winnow.config.cache import CacheConfig
-from winnow.config.eviction import EvictionConfig
+from winnow.config.eviction import AUTO, EvictionConfig
 from winnow.config.media import MediaConfig
 from winnow.config.model import ModelConfig
 from winnow.config.option import Effect
@@ -25,6 +25,15 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     eviction: EvictionConfig = field(default_factory=EvictionConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
+    codec_factor: float = 1.0
+    """By what the format that `compression` chose divides the bytes of KVs; set once the model is loaded."""
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether `compression` is a number of bytes, for which a format of KVs is to be chosen."""
+        cache, eviction = self.cache, self.eviction
+        said = cache.kv_cache_dtype, cache.kv_group, cache.kv_wide, cache.value_tier, eviction.eviction
+        return eviction.compression not in (None, AUTO) and not any(said)
 
     def __post_init__(self) -> None:
         if self.model.tensor_parallel_size > 1 and self.cache.value_tier is not None:
@@ -43,7 +52,8 @@ class EngineConfig:
             for part in (getattr(self, name) for name in PARTS)
             for each in fields(part)
         }
-        return values | {"eviction": json_value(self.eviction.chosen)}
+        stored = self.cache.kv_cache_dtype or (None if self.counts_bytes else AUTO)
+        return values | {"eviction": json_value(self.eviction.chosen), "kv_cache_dtype": stored}
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -82,7 +92,9 @@ def present_options(options: Mapping[str, Any]) -> dict[str, Any]:
 GPU_PART = 0.9
 """Part of a GPU's memory in use where no option says it; as vLLM's."""
 
-PARTS: Mapping[str, Any] = {each.name: each.default_factory for each in fields(EngineConfig)}
+PARTS: Mapping[str, Any] = {
+    each.name: each.default_factory for each in fields(EngineConfig) if each.default_factory is not MISSING
+}
 
 _OPTIONS = {each.name: each for config in PARTS.values() for each in fields(config)}
 _EARLIER_NAMES = {

@@ -36,9 +36,11 @@ class EvictionConfig:
     )
     compression: float | str | None = option(
         None,
-        "tokens of the prompt per KV kept in each row on average, such as 8 (states that layers keep in place of KVs "
-        "stay whole); auto: every KV while memory suffices, and as much less as keeps answers for requests that start "
-        "while others wait for memory; left out, with no kv_budget: what the preset's paper uses, else 4",
+        "how many times fewer bytes the KVs of a prompt take, such as 8, by their format and by keeping fewer; where "
+        "eviction or kv_cache_dtype is given, tokens of the prompt per KV kept in each row on average (states that "
+        "layers keep in place of KVs stay whole); auto: every KV while memory suffices, and as much less as keeps "
+        "answers for requests that start while others wait for memory; left out, with no kv_budget: what the preset's "
+        "paper uses, else 4",
         parse=_amount,
     )
     kv_budget: int | None = option(None, "KVs kept in each row on average, in place of compression")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 
-from winnow.config import FULL, EngineConfig, EvictionConfig
+from winnow.config import FULL, EngineConfig
 from winnow.engine.executor import ServedModel
 from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.request_limits import answer_limit, check_tokens
@@ -176,7 +176,7 @@ class Admission:
         )
 
     def _resolve(self, params: SamplingParams) -> list[ResolvedPolicy]:
-        return requested_eviction(self._config.eviction, params, self._model.traits)
+        return requested_eviction(self._config, params, self._model.traits)
 
     def _substitutes(self, asked: list[ResolvedPolicy]) -> Iterator[list[ResolvedPolicy]]:
         for name in (SEEN, SENTENCE, FULL):
@@ -322,7 +322,7 @@ class Admission:
 
 
 def requested_eviction(
-    config: EvictionConfig, params: SamplingParams, traits: ModelTraits = UNKNOWN_MODEL
+    engine: EngineConfig, params: SamplingParams, traits: ModelTraits = UNKNOWN_MODEL
 ) -> list[ResolvedPolicy]:
     """Resolve the policies of a request: the engine's options, overridden by its own. One for all samples, or one each.
 
@@ -330,6 +330,7 @@ def requested_eviction(
         ConfigError: there is no such policy, or an amount is out of range or given for a policy that takes none.
         InvalidRequestError: several amounts, for a policy whose samples share its rounds.
     """
+    config, codec_factor = engine.eviction, engine.codec_factor if params.eviction is None else 1.0
     resolve = partial(resolve_policy, traits=traits, asked_later=params.context_tokens is not None)
     if params.eviction is not None:
         own = resolve(config.for_policy(params.eviction, pools=False, amount=OWN_AMOUNT))
@@ -340,7 +341,7 @@ def requested_eviction(
         return [resolve(replace(config, compression=AUTO, kv_budget=None))]
     if not params.amounts:
         return [resolve(config)]
-    asked = [resolve(replace(config, **vars(each))) for each in params.amounts]
+    asked = [resolve(replace(config, **vars(each.over(codec_factor)))) for each in params.amounts]
     if len(asked) > 1 and asked[0].policy.when.in_prefill:
         name = "compression" if params.kv_budget is None else "kv_budget"
         raise InvalidRequestError(

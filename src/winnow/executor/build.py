@@ -1,6 +1,7 @@
 """Construction of a paged engine from a configuration, and its KV memory where the size was left out."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from winnow.attention.backends import backend_name
 from winnow.cache import CacheSize
 from winnow.cache.memory import release_cached
 from winnow.config import EngineConfig
@@ -134,6 +136,38 @@ def with_device_memory(config: EngineConfig, loaded: PlainModel) -> EngineConfig
         )
     ranks = config.model.tensor_parallel_size  # one on each GPU
     return replace(config, cache=replace(config.cache, kv_memory=room * ranks))
+
+
+# Formats by the most times fewer bytes for which they are taken (docs/results/equal_bytes.md): half of a compression by
+# int8 keeps more answers than all of it by eviction, and far beyond what int8 alone reaches values bear 4 bits.
+_FEWER_BYTES = ((16.0, "int8"), (math.inf, "k=int8,v=int4"))
+# A compression by eviction that is not worth its rounds.
+_NEARLY_ALL = 1.1
+
+
+def with_fewer_bytes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
+    """Return the configuration with a format of KVs, and so many of them, as take `compression` times fewer bytes where
+    that counts bytes. KVs keep the model's format where head size or backend refuse, or that has 8 bits itself."""
+    wanted: Any = config.eviction.compression
+    if not config.counts_bytes:
+        return config
+
+    def opened(kv_format: str) -> tuple[EngineConfig, int, str]:
+        cache, chunk = replace(config.cache, kv_cache_dtype=kv_format), config.scheduler.chunk
+        layout = loaded.kv_layout(cache, config.eviction.num_accumulators or 1, chunk)
+        backend = backend_name(config.model.attention_backend, loaded.device, layout)
+        return replace(config, cache=cache), layout.block_bytes, backend
+
+    plain, whole, backend = opened("auto")
+    try:
+        narrow, fewer, same = opened(next(name for most, name in _FEWER_BYTES if wanted <= most))
+    except ConfigError:
+        return plain
+    if same != backend or loaded.dtype.itemsize < 2:
+        return plain
+    left = wanted * fewer / whole
+    amount = left if left >= _NEARLY_ALL else None
+    return replace(narrow, eviction=replace(config.eviction, compression=amount), codec_factor=whole / fewer)
 
 
 def _step_bytes(config: EngineConfig, loaded: PlainModel) -> int:

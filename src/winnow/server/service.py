@@ -67,7 +67,7 @@ class Service:
         about = {
             "block_size": str(cache.block_size),
             "num_gpu_blocks": str(blocks),
-            "cache_dtype": cache.kv_cache_dtype,
+            "cache_dtype": str(cache.kv_dtype),
             "enable_prefix_caching": str(cache.enable_prefix_caching),
         }
         self.metrics = Metrics(self.names[0], self.config.metrics_compat == "vllm", about)
@@ -87,7 +87,7 @@ class Service:
                 self.config.kv_events_endpoint,
                 self.config.kv_events_replay_endpoint,
                 self.config.kv_events_topic,
-                None if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype,
+                None if cache.kv_cache_dtype in (None, "auto") else cache.kv_cache_dtype,
             )
         self.responses: dict[str | None, StoredResponses] = defaultdict(
             lambda: StoredResponses(self.config.response_memory)

@@ -37,6 +37,10 @@ class Amount:
             check_integer("kv_budget", self.kv_budget, 1)
         check_one_amount(self.compression, self.kv_budget)
 
+    def over(self, codec_factor: float) -> "Amount":
+        """Return the KVs that take this amount of bytes, where each takes so many times fewer than without a codec."""
+        return self if self.compression is None else Amount(max(self.compression / codec_factor, 1.0))
+
     @property
     def label(self) -> str:
         if self.kv_budget is not None:
@@ -69,7 +73,8 @@ class EvictionRequest:
             engine was opened with.
         compression: tokens of the prompt per KV kept in each row on average, or a list of n such numbers, one for
             each sample, to compare them after computing the prompt once; "auto": every KV while memory suffices, and
-            fewer where that pays; None: as the engine's.
+            fewer where that pays; None: as the engine's. Where the engine's own counts bytes and no `eviction` is
+            named, so does a number, less what the engine's format of KVs saves.
         kv_budget: KVs kept in each row on average, in place of `compression`; also a list of n.
         context_tokens: tokens at the front of the prompt that are judged without the rest, which is kept whole:
             the KVs that stay then do not depend on the question that follows. None: all of the prompt.

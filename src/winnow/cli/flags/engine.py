@@ -196,7 +196,15 @@ def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = F
 
         silence_transformers()
         llm = LLM(**options)
-    for line in [] if quiet else _known_lines(llm):
+    lines = [] if quiet else _known_lines(llm)
+    if llm.config.codec_factor > 1 and not quiet:
+        left, cache = llm.config.eviction.compression, llm.config.cache
+        kvs = "all of them" if left is None else f"{left:.2g}x fewer KVs"
+        lines.insert(
+            0,
+            f"winnow: compression {options['compression']:g} in bytes: {cache.kv_cache_dtype} KVs and {kvs}",
+        )
+    for line in lines:
         print(line, file=sys.stderr)
     return llm
 
