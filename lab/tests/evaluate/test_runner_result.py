@@ -1,6 +1,7 @@
 """Marks, means, tables and files, from made-up outcomes."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,28 @@ def test_the_means_table(compared: Evaluation) -> None:
         ("recent (control)", ("0.20",)),
         ("categories counted", ("1 of 3",)),
     )
+
+
+def test_errors_stand_beside_means_and_say_how_many_prompts_tell_rows_apart() -> None:
+    """Two presets of two categories, of which one is right wherever the other is, and once more."""
+
+    def drawn(cell: Cell, *scores: float) -> CellResult:
+        outcomes = result(cell, *scores[:3]).outcomes + result(cell, *scores[3:]).outcomes
+        pairs = zip(outcomes, "eeehhh", strict=True)
+        named = (replace(each, sample=str(n), category=name) for n, (each, name) in enumerate(pairs))
+        return CellResult(cell, tuple(named))
+
+    keydiff = replace(SNAPKV, preset="keydiff")
+    better, worse = drawn(SNAPKV, 1, 1, 0, 1, 0, 1), drawn(keydiff, 1, 1, 0, 1, 0, 0)
+    found = replace(evaluation(better, worse), categories=("e", "h"), prompts=6)
+    # Each category's variance is 1/3 over three answers; the mean is over two categories.
+    assert better.error(["e", "h"]) == pytest.approx(math.sqrt(2 * (1 / 3) / 3) / 2)
+    table = mean_table(found, "agnostic")
+    assert ("snapkv", ("0.67 ± 0.24",)) in table.rows
+    # Differences 0, 0, 0, 0, 0, 1: variance 1/6, mean 1/6.
+    assert found.prompts_to_tell(better, worse) == 24
+    assert "at 4x about 24 prompts tell snapkv and keydiff apart: more than these" in table.notes[0]
+    assert dict(category_table(found, "agnostic", Amount(4.0)).rows)["e"] == ("0.67 ± 0.33", "0.67 ± 0.33")
 
 
 def test_the_table_of_categories(compared: Evaluation) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import math
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -92,7 +93,7 @@ def execute(namespace: argparse.Namespace) -> int:
     asked = options_of(TuneOptions, namespace)
     prompts = read_prompts(asked.prompts, asked.max_tokens)
     from winnow.eviction import find_preset
-    from winnow_lab.plan.tuning.measure import PRESETS, candidates
+    from winnow_lab.plan.tuning.measure import PRESETS, candidates, prompts_for
     from winnow_lab.plan.tuning.search import Search, Tuner
     from winnow_lab.plan.tuning.tune_tables import command, pareto_figure, tune_table, verdict
 
@@ -108,6 +109,14 @@ def execute(namespace: argparse.Namespace) -> int:
         held_back=asked.held_back,
         seed=asked.split_seed,
     )
+    held, needed = len(search.split(prompts)[1]), prompts_for(1.0, asked.agreement)
+    if needed is not None:
+        all_needed = math.ceil(needed / max(asked.held_back, held / len(prompts)))
+        print(
+            f"winnow: {held} of {len(prompts)} prompts are held back; {needed:,} {'is' if needed == 1 else 'are'} needed to show an agreement of "
+            f"{asked.agreement:g}, if every answer agrees: {all_needed:,} in all",
+            file=sys.stderr,
+        )
     with ExitStack() as stack:
         journal = None if asked.journal is None else stack.enter_context(_journal(asked, asked.journal))
 

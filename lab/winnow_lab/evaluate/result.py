@@ -5,9 +5,10 @@ and what it found lies in the most recent KVs: a plain window then answers it as
 full cache itself does not answer, no policy can lose anything. Such categories are uninformative.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any, Self
 
 from winnow.values.eviction_request import Amount
@@ -83,6 +84,17 @@ class CellResult:
         own = (each for each in self.outcomes if each.category == category)
         return _mean(each.score for each in own if length in (None, each.length))
 
+    def error(self, categories: Sequence[str], length: int | None = None) -> float | None:
+        """Standard error of the mean of these categories' means; None where one has a single answer, or none any."""
+        own = [
+            [e.score for e in self.outcomes if e.category == c and length in (None, e.length)]
+            for c in categories
+        ]
+        own = [scores for scores in own if scores]
+        if not own or min(map(len, own)) < 2:
+            return None
+        return math.sqrt(sum(variance(scores) / len(scores) for scores in own)) / len(own)
+
     @property
     def scores(self) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
@@ -103,11 +115,12 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Headline:
-    """The mean of category means over the categories that are informative; None where none is."""
+    """The mean of category means over the categories that are informative, and its standard error; None: none is."""
 
     mean: float | None
     covered: int
     of: int
+    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,8 +164,18 @@ class Evaluation:
 
     def headline(self, result: CellResult, query: str | None, amount: Amount) -> Headline:
         marked = self.marks(query, amount)
-        scores = [result.score(name) for name in self.categories if name not in marked]
-        return Headline(_mean(scores), len(scores), len(self.categories))
+        counted = [name for name in self.categories if name not in marked]
+        mean, error = _mean(map(result.score, counted)), result.error(counted)
+        return Headline(mean, len(counted), len(self.categories), error)
+
+    def prompts_to_tell(self, one: CellResult, other: CellResult) -> int | None:
+        """Return how many prompts would show the difference of two cells' means, of the same prompts, as two standard
+        errors of it; None: there is no difference, or one prompt alone."""
+        second = {each.key[1:]: each.score for each in other.outcomes}
+        gaps = [each.score - second[each.key[1:]] for each in one.outcomes if each.key[1:] in second]
+        if len(gaps) < 2 or not (gap := fmean(gaps)):
+            return None
+        return max(2, math.ceil(4 * variance(gaps) / gap**2))
 
     def plain_mean(self, result: CellResult) -> float | None:
         """The mean of `result` over all categories: what papers report of LongBench and RULER."""
@@ -178,6 +201,7 @@ class Evaluation:
             "reached": result.achieved_compression,
             "kv_bytes": result.kv_bytes,
             "mean": headline.mean,
+            "standard_error": headline.error,
             "mean_covers": headline.covered,
             "plain_mean": self.plain_mean(result),
             "not_discriminating": self.marks(cell.query, cell.amount),

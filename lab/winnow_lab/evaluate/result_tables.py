@@ -10,7 +10,7 @@ from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow.values.json_values import dump_json
 from winnow.values.units import format_bytes
 from winnow_lab.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
-from winnow_lab.evaluate.result import CellResult, Evaluation
+from winnow_lab.evaluate.result import CellResult, Evaluation, Headline
 from winnow_lab.evaluate.tasks.longbench import GROUPS
 from winnow_lab.report.plots import Axis, Line, Panel, can_draw, heat_map, line_chart, save_figure
 from winnow_lab.report.tables import Footnotes, TextTable
@@ -36,7 +36,7 @@ def mean_table(evaluation: Evaluation, query: str) -> TextTable:
     rows: list[tuple[str, tuple[str, ...]]] = []
     full = evaluation.full
     if full is not None:
-        entries = (_text(evaluation.headline(full, query, amount).mean) for amount in amounts)
+        entries = (_head(evaluation.headline(full, query, amount)) for amount in amounts)
         rows.append((FULL_CELL.label, tuple(entries)))
     for preset in dict.fromkeys(each.cell.preset for each in evaluation.results if each.cell.query == query):
         found = {
@@ -49,7 +49,29 @@ def mean_table(evaluation: Evaluation, query: str) -> TextTable:
     covered = (evaluation.headline(evaluation.results[0], query, amount) for amount in amounts)
     rows.append(("categories counted", tuple(f"{each.covered} of {each.of}" for each in covered)))
     title = f"{evaluation.task}, {query_label(query)}: mean score"
-    return TextTable(title, "preset", tuple(map(_named_amount, amounts)), tuple(rows), notes.lines())
+    told = filter(None, (_told_apart(evaluation, query, amount) for amount in amounts))
+    lines = notes.lines(tuple(told))
+    return TextTable(title, "preset", tuple(map(_named_amount, amounts)), tuple(rows), lines)
+
+
+def _told_apart(evaluation: Evaluation, query: str, amount: Amount) -> str | None:
+    """Return how many prompts would tell the two best presets apart at an amount; None: there are no two."""
+    found = [
+        each for each in evaluation.compared(query, amount) if each.cell.preset not in evaluation.controls
+    ]
+    ranked = sorted(
+        ((mean, each) for each in found if (mean := evaluation.plain_mean(each)) is not None),
+        key=lambda pair: -pair[0],
+    )
+    if len(ranked) < 2:
+        return None
+    (_, best), (_, second) = ranked[:2]
+    needed, names = evaluation.prompts_to_tell(best, second), f"{best.cell.preset} and {second.cell.preset}"
+    at = _named_amount(amount)
+    if needed is None:
+        return f"± is a standard error; at {at} {names} scored alike"
+    verdict = "these tell" if needed <= evaluation.prompts else "more than these"
+    return f"± is a standard error; at {at} about {needed:,} prompts tell {names} apart: {verdict}"
 
 
 def category_table(evaluation: Evaluation, query: str, amount: Amount) -> TextTable:
@@ -77,7 +99,7 @@ def length_table(evaluation: Evaluation, query: str) -> TextTable:
         names = [name for name in evaluation.categories if name not in marked]
         entries = []
         for length in evaluation.lengths:
-            entries.append(_text(_mean(each, names, length)))
+            entries.append(_text(_mean(each, names, length), each.error(names, length)))
         rows.append((f"{each.cell.label} (of {len(names)})", tuple(entries)))
     title = f"{evaluation.task}, {query_label(query)}: mean score by tokens of the prompt"
     return TextTable(
@@ -119,15 +141,21 @@ def _category_rows(
 ) -> list[tuple[str, tuple[str, ...]]]:
     heads = [evaluation.headline(each, query, amount) for each in compared]
     rows = [
-        (name + UNINFORMATIVE * (name in marked), tuple(_text(each.score(name)) for each in compared))
+        (
+            name + UNINFORMATIVE * (name in marked),
+            tuple(_text(each.score(name), each.error([name])) for each in compared),
+        )
         for name in evaluation.categories
     ]
     for group, names in GROUPS.items():
         if held := [name for name in names if name in evaluation.categories]:
-            rows.append((f"{group}: mean", tuple(_text(_mean(each, held)) for each in compared)))
-    rows.append((f"mean of {heads[0].covered}", tuple(_text(each.mean) for each in heads)))
+            rows.append(
+                (f"{group}: mean", tuple(_text(_mean(each, held), each.error(held)) for each in compared))
+            )
+    rows.append((f"mean of {heads[0].covered}", tuple(map(_head, heads))))
     if marked:
-        means = tuple(_text(evaluation.plain_mean(each)) for each in compared)
+        every = evaluation.categories
+        means = tuple(_text(evaluation.plain_mean(each), each.error(every)) for each in compared)
         rows.append((f"mean of all {len(evaluation.categories)}", means))
     if query is not None:
         rows.append(("compression reached", tuple(_ratio(each.achieved_compression) for each in compared)))
@@ -162,7 +190,7 @@ def _mean_entry(evaluation: Evaluation, result: CellResult | None, query: str, n
     asked, achieved = result.cell.amount, result.achieved_compression
     ratio = asked.compression
     notable = achieved is not None and (ratio is None or abs(achieved / ratio - 1) > NOTABLE)
-    mean = _text(evaluation.headline(result, query, asked).mean)
+    mean = _head(evaluation.headline(result, query, asked))
     return f"{mean} (at {_ratio(achieved)})" if notable else mean
 
 
@@ -175,8 +203,12 @@ def _named_amount(amount: Amount) -> str:
     return amount.label or "compression of its own"
 
 
-def _text(score: float | None) -> str:
-    return "-" if score is None else f"{score:.2f}"
+def _text(score: float | None, error: float | None = None) -> str:
+    return "-" if score is None else f"{score:.2f}{'' if error is None else f' ± {error:.2f}'}"
+
+
+def _head(headline: Headline) -> str:
+    return _text(headline.mean, headline.error)
 
 
 def _ratio(compression: float | None) -> str:
@@ -209,14 +241,15 @@ def _curves(evaluation: Evaluation, query: str) -> Panel | None:
 
     The full cache's line has the same categories at every point. None where no category is informative anywhere.
     """
-    points: dict[str, list[tuple[float, float]]] = {}
+    points: dict[str, list[tuple[float, float, float]]] = {}
     reference: dict[float, float] = {}
     for result in evaluation.results:
         cell = result.cell
-        mean = evaluation.headline(result, query, cell.amount).mean
+        headline = evaluation.headline(result, query, cell.amount)
+        mean = headline.mean
         if cell.query != query or result.achieved_compression is None or mean is None:
             continue
-        points.setdefault(cell.preset, []).append((result.achieved_compression, mean))
+        points.setdefault(cell.preset, []).append((result.achieved_compression, mean, headline.error or 0.0))
         if evaluation.full is not None and cell.amount != OWN_AMOUNT:
             full = evaluation.headline(evaluation.full, query, cell.amount).mean
             assert full is not None, "it has the same categories"
@@ -225,14 +258,14 @@ def _curves(evaluation: Evaluation, query: str) -> Panel | None:
         return None
     lines = [_line(name, found) for name, found in points.items()]
     if reference:
-        lines.append(_line("full cache", reference.items(), reference=True))
+        lines.append(_line("full cache", [(*each, 0.0) for each in reference.items()], reference=True))
     x, y = Axis("compression reached", "log2"), Axis("mean score", low=0.0, high=1.02)
     return Panel(query_label(query), x, y, lines)
 
 
-def _line(name: str, points: Iterable[tuple[float, float]], reference: bool = False) -> Line:
-    points = sorted(points)
-    return Line(name, [x for x, _ in points], [y for _, y in points], reference)
+def _line(name: str, points: Iterable[tuple[float, float, float]], reference: bool = False) -> Line:
+    x, y, errors = zip(*sorted(points), strict=True)
+    return Line(name, x, y, reference, errors if any(errors) else ())
 
 
 def _map(evaluation: Evaluation, result: CellResult) -> "Figure":

@@ -26,12 +26,13 @@ _MANY_POINTS = 40
 
 @dataclass(frozen=True)
 class Line:
-    """Points that belong together. `reference` lines, such as limits, are grey."""
+    """Points that belong together, with bars of standard `errors`. `reference` lines, such as limits, are grey."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     reference: bool = False
+    errors: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,11 @@ def line_chart(panels: Sequence[Panel], title: str = "", columns: int = 2) -> "F
             look = {"color": "grey", "linestyle": ":"} if line.reference else dict(looks[line.label])
             if len(line.x) > _MANY_POINTS:
                 look.pop("marker", None)
-            axes.plot(line.x, line.y, label=line.label, linewidth=1.5, markersize=4.5, **look)
+            look |= {"label": line.label, "linewidth": 1.5, "markersize": 4.5}
+            if line.errors:
+                axes.errorbar(line.x, line.y, yerr=line.errors, capsize=3, **look)
+            else:
+                axes.plot(line.x, line.y, **look)
         axes.set_title(panel.title, fontsize="medium")
         _set_axis(axes, "x", panel.x)
         _set_axis(axes, "y", panel.y)
