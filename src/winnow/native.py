@@ -70,9 +70,9 @@ def _isa() -> tuple[str, str]:
     return name, block_name
 
 
-def multiplies_bfloat16() -> bool:
-    """Return whether the processor has products of bfloat16, and the kernels make use of them."""
-    return is_installed() and _isa()[0] in ("avx512_bf16", "amx")
+def instruction_set() -> str | None:
+    """Return the name of the instruction set that is used; None: the kernels are not installed."""
+    return _isa()[0] if is_installed() else None
 
 
 def native_dtype(dtype: torch.dtype) -> "DType":

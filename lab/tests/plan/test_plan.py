@@ -152,8 +152,8 @@ def test_a_cpu_takes_what_the_engine_does_and_a_gpu_what_the_model_says(
 ) -> None:
     assert deployment(gpu="epyc-9654").weight_bytes == deployment().weight_bytes
     here = replace(HARDWARE["epyc-9654"], measured=True)
-    for multiplies, wider in ((True, 1), (False, 2)):
-        monkeypatch.setattr(automatic, "multiplies_bfloat16", lambda answer=multiplies: answer)
+    for isa, wider in (("avx2", 1), (None, 2)):
+        monkeypatch.setattr(automatic, "instruction_set", lambda answer=isa: answer)
         assert Deployment(MODELS["llama-3-8b"], here).weight_bytes == wider * deployment().weight_bytes
     wide = replace(MODELS["llama-3-8b"], dtype="float32")
     assert Deployment(wide, HARDWARE["epyc-9654"]).weight_dtype == "float32"

@@ -106,7 +106,8 @@ class Deployment:
             return self.model.dtype
         from winnow.models.load.automatic import cpu_dtype
 
-        return cpu_dtype(self.model.stored_bytes, self.model.dtype, None if self.hardware.measured else True)
+        isa = None if self.hardware.measured else "avx512_bf16"
+        return cpu_dtype(self.model.stored_bytes, self.model.dtype, isa=isa)
 
     @property
     def keeps_all(self) -> bool:

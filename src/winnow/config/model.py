@@ -57,8 +57,8 @@ class ModelConfig:
     )
     dtype: str = option(
         "auto",
-        "number format of weights and KVs; auto: the checkpoint's own, on a CPU bfloat16 where the processor "
-        "multiplies it and the model has 64 MiB or more, else float32",
+        "number format of activations and KVs, and of weights that are in no blocks; auto: the checkpoint's own, on a "
+        "CPU what `winnow bench formats` found fastest where the model has 64 MiB or more, else float32",
         choices=(*DTYPES, *_DTYPE_ALIASES),
     )
     weight_dtype: str = option(
@@ -117,7 +117,7 @@ class ModelConfig:
     )
     verify_model: bool = option(
         True,
-        "compare the model at load with its own code, on a few tokens, and refuse it where they differ",
+        "compare a model that transformers reads with its own code, on a few tokens, and refuse it where they differ",
         effect=Effect.NEVER,
     )
     model_cache: bool = option(

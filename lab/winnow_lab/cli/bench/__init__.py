@@ -5,7 +5,7 @@ import argparse
 from winnow.cli.flags.engine import add_foreign_flags, check_foreign
 from winnow.cli.flags.options import add_model_argument
 from winnow.vllm import names as vllm_names
-from winnow_lab.cli.bench import agents, kernel, pressure, serve, throughput
+from winnow_lab.cli.bench import agents, formats, kernel, pressure, serve, throughput
 from winnow_lab.study import perform
 from winnow_lab.study.options import EngineOptions, add_options, options_of
 
@@ -18,6 +18,7 @@ side, on a machine that does nothing else, and look at the medians.
 EPILOG = """\
 examples:
   winnow bench kernel
+  winnow bench formats
   winnow bench throughput --preset w1
   winnow bench throughput --help
   winnow bench pressure TRACE --kv-memory 4MiB
@@ -27,13 +28,16 @@ docs/benchmarks.md says what the columns mean, and how to compare with other eng
 the KV-Compress, Batch-Max and BATON papers, and policies beside each other and beside kvpress, run from
 a checkout: python -m winnow_lab.papers --help
 """
-BENCHES = {"kernel": kernel, "throughput": throughput, "serve": serve, "agents": agents, "pressure": pressure}
+BENCHES = {
+    "kernel": kernel, "formats": formats, "throughput": throughput, "serve": serve, "agents": agents,
+    "pressure": pressure,
+}  # fmt: skip
 _LIKE_VLLM = ("throughput", "serve")
 """Benches that vLLM has too: its flags are understood."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "winnow bench kernel|throughput|serve|agents|pressure [options]"
+    parser.usage = "winnow bench kernel|formats|throughput|serve|agents|pressure [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     benches = parser.add_subparsers(
         title="benches", metavar="BENCH", dest="bench", required=True, prog="winnow bench"

@@ -72,7 +72,13 @@ def optimize_model(
             round_to_blocks(model, geometry.num_layers, blocks)
         return None, {}
     # They load the kernels, which an installation may lack.
-    from winnow.models.fast.fused.build import fuse_layer, record_calls, selection_is_harmless
+    from winnow.models.fast.fused.build import (
+        INTEGERS_TOLERANCE,
+        ROUNDED_TOLERANCE,
+        fuse_layer,
+        record_calls,
+        selection_is_harmless,
+    )
     from winnow.models.fast.fused.kernels import LayerKernels
     from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
     from winnow.models.fast.fused.parts import read_norm
@@ -81,7 +87,9 @@ def optimize_model(
     layer_kernels = LayerKernels(kernels)
     plain = linear_maker(layer_kernels, model.dtype)
     narrow = plain if blocks is None else linear_maker(layer_kernels, model.dtype, blocks=blocks)
-    rounds = blocks is not None and blocks.kind is not None
+    off = ROUNDED_TOLERANCE if blocks is not None and blocks.kind is not None else None
+    if blocks is not None and blocks.kind is None and model.dtype == torch.float32:
+        off = INTEGERS_TOLERANCE
     hidden_size = model.get_input_embeddings().weight.shape[-1]
     if blocks is not None:
         _pack_kept_ends(model, layer_kernels, narrow, blocks)
@@ -100,14 +108,14 @@ def optimize_model(
         if not (geometry.states or geometry.by_layer):
             with widened(layer):
                 fused = fuse_layer(
-                    layer, call, shape, layer_kernels, make_linear, rounds=rounds and quantized
+                    layer, call, shape, layer_kernels, make_linear, tolerance=off if quantized else None
                 )
         if isinstance(fused, FusedLayer):
             layers[index] = fused
         else:
             unfused[index] = fused
             with widened(layer):
-                _pack_layer(layer, call, layer_kernels, make_linear, rounds=rounds and quantized)
+                _pack_layer(layer, call, layer_kernels, make_linear, tolerance=off if quantized else None)
         release_pages(weights)
     base = text_part(model)
     norm = read_norm(getattr(base, "norm", None), hidden_size)
@@ -140,7 +148,7 @@ def _fuse_for_gpu(
     library: LibraryLayers | None,
 ) -> dict[int, str]:
     """Replace layers by fused ones where they compute the same, their products by cuBLAS's or a library's, joined."""
-    from winnow.models.fast.fused.build import fuse_layer, record_calls
+    from winnow.models.fast.fused.build import ROUNDED_TOLERANCE, fuse_layer, record_calls
     from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
     from winnow.models.fast.fused.parts import read_norm
     from winnow.models.fast.fused.triton_passes import TritonPasses
@@ -155,13 +163,20 @@ def _fuse_for_gpu(
         with widened(layers[index]):
             fused: FusedLayer | str = _SEVERAL
             if not several:
-                fused = fuse_layer(layers[index], call, shape, passes, make_linear, rounds=narrow)
+                fused = fuse_layer(
+                    layers[index],
+                    call,
+                    shape,
+                    passes,
+                    make_linear,
+                    tolerance=ROUNDED_TOLERANCE if narrow else None,
+                )
             if isinstance(fused, FusedLayer):
                 layers[index] = fused
                 continue
             unfused[index] = fused
             if narrow:
-                _pack_layer(layers[index], call, None, make_linear, rounds=True)
+                _pack_layer(layers[index], call, None, make_linear, tolerance=ROUNDED_TOLERANCE)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     own = type(head) is nn.Linear and head.weight is not embedding.weight
     if library is not None and own and not library.wide_head:
@@ -178,18 +193,23 @@ def _fuse_for_gpu(
 
 @torch.inference_mode()
 def _pack_layer(
-    layer: nn.Module, call: "LayerCall", kernels: "LayerKernels | None", make: MakeLinear, *, rounds: bool
+    layer: nn.Module,
+    call: "LayerCall",
+    kernels: "LayerKernels | None",
+    make: MakeLinear,
+    *,
+    tolerance: float | None,
 ) -> None:
     """Replace a layer's parts by fused and packed ones, or only by packed ones, unless it needs them as they were.
     Without kernels there are no fused parts, and experts stay."""
-    from winnow.models.fast.fused.build import ROUNDED_TOLERANCE, fuse_parts
+    from winnow.models.fast.fused.build import fuse_parts
 
     expected = call.run(layer)
     for fuses in (True, False):
         replaced = fuse_parts(layer, kernels, make) if fuses and kernels is not None else []
         replaced += pack_linears(layer, make, experts=kernels is not None)
         try:
-            if call.run(layer).difference(expected, ROUNDED_TOLERANCE if rounds else None) is None:
+            if call.run(layer).difference(expected, tolerance) is None:
                 return
         except (AttributeError, RuntimeError, TypeError):  # it reads the weight by itself
             pass

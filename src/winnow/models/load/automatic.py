@@ -1,9 +1,17 @@
-"""Number formats that `auto` stands for on a CPU."""
+"""Number formats that `auto` stands for on a CPU, by what `winnow bench formats` has measured (formats.json).
 
+Three things have a format: activations and KVs (`dtype`), the weights that linear layers keep (`weight_dtype`; blocks
+of a file stay as they are wherever kernels multiply them), and what both are multiplied as, which follows from these
+and the instruction set: the kernels have one product for each.
+"""
+
+import json
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -11,7 +19,7 @@ from winnow.config import ModelConfig
 from winnow.errors import WinnowError
 from winnow.models.fast.packed.description import is_packed
 from winnow.models.load.damage import read_object
-from winnow.native import is_installed, multiplies_bfloat16
+from winnow.native import instruction_set, is_installed
 from winnow.process.digest import model_files
 
 if TYPE_CHECKING:
@@ -24,28 +32,33 @@ log = logging.getLogger("winnow.models")
 
 SMALL = 64 * 2**20
 """Bytes of weights below which a model stays as exact as it can be: it is no faster otherwise."""
+MEASURED = Path(__file__).with_name("formats.json")
+"""Tokens/s of one sequence, of 16 and of a prompt, by instruction set, weights of the file, and dtype."""
+WITHIN = 0.9
+"""Part of the fastest format's speed at which a narrower one is taken: KVs have half the bytes."""
+_STANDS_FOR = {"amx": "avx512_bf16", "amx_emulated": "avx512_bf16"}  # sets that were not measured
 _WIDE_KINDS = ("F32", "F16", "BF16", "F64")
 
 
 def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
     """Return a configuration whose `dtype` and `weight_dtype` are what `auto` means for a model on a CPU.
 
-    `dtype` is bfloat16 where the processor multiplies it and the weights are not of float32 themselves. Models of few
-    bytes stay in float32, and so does what is not read from files. Linear layers keep the blocks of a quantized GGUF
-    file, or 8 bits (q8_0) of what it has in another form.
+    `dtype` is what `fastest_dtype` finds, but float32 where the weights are of float32 themselves, for models of few
+    bytes, and for what is not read from files. Linear layers keep the blocks of a quantized GGUF file, or 8 bits (q8_0)
+    of what it has in another form.
     """
-    on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
-    if config.dtype != "auto" or not on_cpu or config.load_format != "auto" or is_packed(path):
+    if config.dtype != "auto" or not is_cpu(config) or config.load_format != "auto" or is_packed(path):
         return config
     try:
         files = model_files(path) if path.is_file() else path.glob("*.safetensors")
         num_bytes = sum(file.stat().st_size for file in files)
-        dtype = cpu_dtype(num_bytes, "float32" if _is_float32(path) else "")
+        kept = keeps_blocks(config, path)
+        weights = "blocks" if kept and config.weight_dtype == "auto" else "bfloat16"
+        dtype = cpu_dtype(num_bytes, "float32" if _is_float32(path) else "", weights)
         eight_bits = num_bytes >= SMALL and config.weight_dtype == "auto" and _is_quantized(path)
     except (OSError, WinnowError):
         return config  # which loading will name
     config = replace(config, dtype=dtype)
-    kept = keeps_blocks(config, path)
     if eight_bits and not kept and config.optimize and config.engine == "paged" and is_installed():
         config = replace(config, weight_dtype="q8_0")
     form = "its own blocks" if kept and config.weight_dtype == "auto" else config.weight_dtype
@@ -53,11 +66,29 @@ def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
     return config
 
 
-def cpu_dtype(num_bytes: int, own: str, multiplies: bool | None = None) -> str:
+def is_cpu(config: ModelConfig) -> bool:
+    return config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+
+
+def cpu_dtype(num_bytes: int, own: str, weights: str = "bfloat16", isa: str | None = None) -> str:
     """Return what `dtype` auto is on a CPU for weights of this many bytes, of dtype `own` by the model's configuration;
-    empty: not said. The processor multiplies bfloat16 if `multiplies`; None: if this one does."""
-    narrow = multiplies_bfloat16() if multiplies is None else multiplies
-    return "bfloat16" if narrow and num_bytes >= SMALL and own != "float32" else "float32"
+    empty: not said. `weights` and `isa` as in `fastest_dtype`; without the latter this processor's is taken."""
+    isa = isa or instruction_set()
+    return "float32" if isa is None or num_bytes < SMALL or own == "float32" else fastest_dtype(isa, weights)
+
+
+def fastest_dtype(isa: str, weights: str) -> str:
+    """Return the fastest dtype, by the geometric mean of what was measured: bfloat16 within `WITHIN` of it.
+
+    Args:
+        isa: an instruction set.
+        weights: of the file, in blocks or of two bytes (bfloat16).
+    """
+    rates: Mapping[str, Any] = json.loads(MEASURED.read_text(encoding="utf-8"))["rates"]
+    speed = {
+        dtype: prod(of) ** (1 / len(of)) for dtype, of in rates[_STANDS_FOR.get(isa, isa)][weights].items()
+    }
+    return "bfloat16" if speed["bfloat16"] >= WITHIN * speed["float32"] else "float32"
 
 
 def _is_float32(path: Path) -> bool:

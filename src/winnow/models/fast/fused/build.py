@@ -30,6 +30,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 ROUNDED_TOLERANCE = 0.3
 """The same where one of the two has weights of 8 bits and the other has not: what a layer adds to its own hidden
 states is off by .1 where few activations are large."""
+INTEGERS_TOLERANCE = 1e-3
+"""The same where one of the two multiplies weights in blocks with activations of 16 bits, and all else is float32."""
 _POSITIONS = (0, 1, 2, 7, 50)
 
 
@@ -243,7 +245,7 @@ def fuse_layer(
     kernels: "LayerPasses",
     make_linear: MakeLinear,
     *,
-    rounds: bool = False,
+    tolerance: float | None = None,
 ) -> FusedLayer | str:
     """Return the fused form of a decoder layer, or, if it would compute something else, the reason why there is none.
 
@@ -251,7 +253,7 @@ def fuse_layer(
 
     Args:
         shape: query heads, KV heads and head_dim.
-        rounds: weights of products are rounded further than the layer's.
+        tolerance: of products that are rounded further than the layer's; None: they are not.
     """
     parts = LayerParts.of(layer, *shape)
     rotation = call.rotation
@@ -260,7 +262,7 @@ def fuse_layer(
     if rotation is None or rotation[0].shape[2] > shape[2]:
         return "its positions are not rotations of all its heads"
     try:
-        if rounds or call.hidden_states.dtype != torch.float32:
+        if tolerance is not None or call.hidden_states.dtype != torch.float32:
             reason = _difference_in_float32(layer, call, shape, kernels)
             if reason is not None:
                 return f"{reason}, in float32"
@@ -269,7 +271,7 @@ def fuse_layer(
     expected = call.run(layer)
     products = {name: make_linear(linears) for name, linears in _linears(parts).items()}
     fused = _fused(layer, parts, products, expected.spec, shape, kernels)
-    reason = call.run(fused).difference(expected, ROUNDED_TOLERANCE if rounds else None)
+    reason = call.run(fused).difference(expected, tolerance)
     return fused if reason is None else reason
 
 
