@@ -11,7 +11,7 @@ from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFReader, GGUFWriter, get_t
 from tokenizer_kinds import EOS, UNKNOWN, byte_level
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from winnow_lab.peers.to_gguf import in_llama_cpp_order, tensor_name, write_shape
+from winnow_lab.peers.to_gguf import in_llama_cpp_order, write_shape
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -73,7 +73,7 @@ def _moe_tensors(model: Qwen3MoeForCausalLM) -> Iterator[tuple[str, np.ndarray[A
 
 def save_gguf(
     path: Path,
-    model: LlamaForCausalLM | Qwen3MoeForCausalLM,
+    model: Any,
     kind: str = "F32",
     *,
     architecture: str = "llama",
@@ -111,9 +111,18 @@ def save_gguf(
     if isinstance(model, Qwen3MoeForCausalLM):
         tensors = list(_moe_tensors(model))
     else:
+        known = MODEL_ARCH.__members__.get(architecture.upper(), MODEL_ARCH.LLAMA)
+        names = get_tensor_name_map(known, SHAPE["num_hidden_layers"])
+        tied = model.config.tie_word_embeddings
         tensors = [
-            (tensor_name(name, SHAPE["num_hidden_layers"]), in_llama_cpp_order(name, weight.numpy(), SHAPE))
+            (
+                str(names.get_name(name, (".weight", ".bias"))),
+                in_llama_cpp_order(name, weight.numpy(), SHAPE)
+                if architecture == "llama"
+                else weight.numpy(),
+            )
             for name, weight in model.state_dict().items()
+            if not (tied and name == "lm_head.weight")
         ]
     for name, weight in tensors:
         own = next((own for part, own in (other or {}).items() if part in name), kind)

@@ -27,7 +27,7 @@ from winnow.extras import GET_THE_LAB
 from winnow.inspect import Inspection, KeptTokens
 from winnow.media import MediaLoader
 from winnow.models import LoadedModel, PlainModel
-from winnow.models.load.memory import weight_bytes
+from winnow.models.load.memory import stored_kind, weight_bytes
 from winnow.outputs import RequestOutput
 from winnow.process.fork import require_usable_torch
 from winnow.process.progress import is_shown, progress_bar
@@ -84,6 +84,7 @@ class LLM(EngineClient):
         self.weight_dtype: str = "auto" if narrow is None else narrow.weight_dtype
         computes = getattr(loaded, "forward_model", loaded.model)
         self.decoder, self.weight_bytes = type(computes).__name__, weight_bytes(computes)
+        self.stored_kind = stored_kind(computes)
         # What the process takes beside weights and KVs; weights that lie in a mapped file are not all there yet.
         self.program_bytes = max(before, (resident_bytes() or 0) - self.weight_bytes)
         # Imports made while loading keep the frames that they passed, and their locals, until garbage is collected:

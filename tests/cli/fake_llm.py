@@ -24,7 +24,7 @@ class FakeLLM:
     sampling_defaults: Mapping[str, Any] = MappingProxyType({"temperature": 1.0})
     tokenizer = None
     weight_bytes, program_bytes = 3 * 2**20, 2**30
-    dtype, weight_dtype = torch.bfloat16, "auto"
+    dtype, weight_dtype, stored_kind = torch.bfloat16, "auto", "Q4_1"
     interrupted_after: int | None = None
     """Ctrl-C comes in the step after so many."""
 

@@ -43,6 +43,7 @@ def test_what_is_said_beside_answers(
     assert re.fullmatch(
         r"winnow: 10 tokens, \d+ tokens/s, first after 0.\d\d s, [\d.]+ .iB of memory", lines.pop()
     )
+    assert re.fullmatch(r"winnow: Q4_1 as stored, fake(: about \d+ tokens/s)?", lines.pop())
     assert lines == [
         "winnow: the demo model, context 200 tokens",
         "winnow: layers Fake, attention NoBackend, KVs int8",

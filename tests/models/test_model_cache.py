@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from architectures import ARCHITECTURES, save
 from test_parity import PROMPTS
+from tiny_gguf import save_gguf, tiny_llama
 
 pytest.importorskip("winnow._native")
 from winnow import LLM, SamplingParams
@@ -100,10 +101,12 @@ def test_the_second_start_keeps_answers_to_a_form(folder: Path) -> None:
 
 def test_a_start_imports_nothing_heavy(command_env: dict[str, str], model: Path, tmp_path: Path) -> None:
     """Neither compilers nor symbolic algebra, nor transformers: they take longer than all else of a start. With a model
-    from the cache, and with one that was packed."""
+    from the cache, with one that was packed, and with a GGUF file that is read for the first time."""
     pack_model(ModelConfig(model), tmp_path / "packed")
+    file = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), "Q8_0", tokenizer="smollm")
     command = (
-        "import sys; from winnow.cli.main import main; code = main(sys.argv[2:])\n"
+        "import sys; from winnow.cli.main import main; code = main(sys.argv[3:])\n"
+        "code += main([*sys.argv[3:], '--model', sys.argv[2], '--no-model-cache'])\n"
         "from winnow import LLM, SamplingParams\n"
         "with LLM(sys.argv[1], kv_memory='4MiB', eviction='batch-max', compression=2.0) as llm:\n"
         "    [answer] = llm.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))\n"
@@ -123,7 +126,7 @@ def test_a_start_imports_nothing_heavy(command_env: dict[str, str], model: Path,
         "1",
     ]
     done = subprocess.run(
-        [sys.executable, "-c", command, str(tmp_path / "packed"), *arguments],
+        [sys.executable, "-c", command, str(tmp_path / "packed"), str(file), *arguments],
         capture_output=True, text=True, check=True, env=command_env,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[] 0 3", done.stderr

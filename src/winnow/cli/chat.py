@@ -303,7 +303,7 @@ def _complaining() -> Iterator[None]:
 
 class _Local(Partner):
     def __init__(self, llm: Any, params: Any) -> None:
-        self._llm, self._params = llm, params
+        self._llm, self._params, self._told = llm, params, False
 
     def introduction(self) -> list[str]:
         model = self._llm.config.model.model
@@ -312,8 +312,10 @@ class _Local(Partner):
 
     def answer(self, messages: list[Message]) -> Iterator[str]:
         shown, self.num_tokens = 0, None
-        with closing(self._llm.stream_chat(messages, self._params, session_id=self.session)) as outputs:
-            for output in outputs:
+        outputs = self._llm.stream_chat(messages, self._params, session_id=self.session)
+        told, self._told = self._told, True
+        with closing(outputs if told else engine.with_speed(self._llm, outputs)) as answers:
+            for output in answers:
                 output.raise_for_error()
                 self.num_tokens = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
                 text = output.outputs[0].text

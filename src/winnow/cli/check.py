@@ -51,7 +51,7 @@ def execute(namespace: argparse.Namespace) -> int:
     silence_transformers()
     from winnow.models import load_model
 
-    loaded = load_model(config)
+    loaded = load_model(config, own_code=True)
     Console().print(facts_table("winnow check", _facts(loaded) | _stored(locate_model(config))))
     return 0
 

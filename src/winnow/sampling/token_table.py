@@ -85,9 +85,10 @@ class TokenTable:
 
     @cached_property
     def _byte_of(self) -> Mapping[str, int]:
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-        return {character: byte for byte, character in bytes_to_unicode().items()}
+        # As GPT-2 writes bytes: those that are printable in Latin-1 by themselves, the others from U+0100 on.
+        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        hidden = (byte for byte in range(256) if byte not in shown)
+        return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
     def _find_bytes(self, token: int) -> bytes:
         # What a second one adds to a first, so that a leading space stays and continuations are joined.

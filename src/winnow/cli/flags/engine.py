@@ -7,7 +7,10 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -57,6 +60,7 @@ OF_SEVERAL = ("n", "logprobs", "prompt_logprobs")
 _SAMPLED_BY = ("temperature", "top_k", "top_p", "min_p")
 # SmolLM2-135M answers .89 of 16 short questions right at 0.3, .81 at 0.7; greedily .94, but long answers loop.
 _CONVERSATION: Mapping[str, Any] = MappingProxyType({"temperature": 0.3, "top_p": 0.95, "min_p": 0.05})
+_TELLING_SECONDS, _SILENT_SECONDS = 0.4, 2.0
 UNFLAGGED = ("seed", "reuse", *READERS, "output_kind", *OF_REQUESTS)
 """Sampling parameters without a flag; requests that bring no seed take the engine's."""
 
@@ -297,7 +301,7 @@ def engine_lines(llm: "LLM", name: str) -> list[str]:
     tokens = config.cache.kv_memory * sample // max(1, llm.kv_bytes(sample))
     computed_by = llm.implementation()
     if native.is_installed() and llm.device.type == "cpu":
-        computed_by["kernels"] = os.environ.get(native.ISA_VARIABLE) or native.instruction_sets()[-1]
+        computed_by["kernels"] = str(native.instruction_set())
     return [
         f"winnow: {name}, context {llm.max_model_len} tokens",
         "winnow: " + ", ".join(f"{what} {which}" for what, which in computed_by.items()),
@@ -305,6 +309,34 @@ def engine_lines(llm: "LLM", name: str) -> list[str]:
         f"{scheduler.max_num_seqs} answers in a batch, {scheduler.max_num_batched_tokens} tokens in a step",
         memory_line(llm),
     ]
+
+
+def with_speed(llm: "LLM", outputs: Iterator[Any]) -> Iterator[Any]:
+    """Yield a request's outputs, behind a line on standard error on what computes them and how fast, which the first
+    tokens tell: those are held back for `_TELLING_SECONDS`, or until the answer ends. Before the first, a long prompt
+    has a line of its own."""
+    began, first, said = 0.0, 0, False
+    with closing(outputs):  # type: ignore[type-var]
+        with show_loading("the prompt", sys.stderr, doing="reading", done="read", patience=_SILENT_SECONDS):
+            begin = list(islice(outputs, 1))
+        for output in chain(begin, outputs):
+            count, now = len(output.outputs[0].token_ids), time.monotonic()
+            began, first = (began, first) if first else (now, count)
+            if not said and (now - began >= _TELLING_SECONDS or output.finished):
+                speed = f": about {(count - first) / (now - began):.0f} tokens/s" if count > first else ""
+                print(f"winnow: {_formats(llm)}{speed}", file=sys.stderr, flush=True)
+                said = True
+            if said:
+                yield output
+
+
+def _formats(llm: "LLM") -> str:
+    from winnow import native
+
+    stored = str(llm.dtype).removeprefix("torch.") if llm.stored_kind is None else llm.stored_kind
+    stored += " as stored" if llm.stored_kind is not None and llm.weight_dtype == "auto" else ""
+    on_cpu = llm.device.type == "cpu"
+    return f"{stored}, {(native.instruction_set() or 'no kernels').upper() if on_cpu else llm.device.type}"
 
 
 def memory_line(llm: "LLM") -> str:

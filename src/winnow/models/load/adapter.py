@@ -115,7 +115,7 @@ def _of_peft(path: Path) -> Iterator[tuple[str, _Product]]:
 def _of_gguf(path: Path, model: Any) -> Iterator[tuple[str, _Product]]:
     from gguf import MODEL_ARCH_NAMES, dequantize, get_tensor_name_map
 
-    from winnow.models.load.gguf.transformers_reader import GgufHeader
+    from winnow.models.load.gguf.header import GgufHeader
 
     header = GgufHeader.read(path)
     kind = header.values.get("general.type"), header.values.get("adapter.type")

@@ -54,9 +54,9 @@ class BackendTokenizer:
     Whatever else it is asked for loads that one: `full`."""
 
     def __init__(
-        self, directory: Path, numbers: TokenizerNumbers, load: Callable[[], "PreTrainedTokenizerBase"]
+        self, backend: Tokenizer, numbers: TokenizerNumbers, load: Callable[[], "PreTrainedTokenizerBase"]
     ) -> None:
-        self.backend_tokenizer = Tokenizer.from_file(str(directory / BACKEND))
+        self.backend_tokenizer = backend
         self.eos_token_id, self.unk_token_id = numbers.eos_token_id, numbers.unk_token_id
         self.all_special_ids = list(numbers.special_ids)
         self._load = load

@@ -13,7 +13,7 @@ from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.lazy import importing
 from winnow.models.fast.packed.description import is_packed
-from winnow.models.load.automatic import settle_formats
+from winnow.models.load.automatic import is_cpu, keeps_blocks, settle_formats
 from winnow.models.load.damage import loading
 from winnow.models.load.hub import DEMO_MODEL, locate_model, locate_tokenizer
 from winnow.models.load.loaded import LoadedModel, PlainModel
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]
 
 
-def load_model(config: ModelConfig, *, ranks: Ranks = ALONE, hidden: bool = False) -> LoadedModel:
+def load_model(
+    config: ModelConfig, *, ranks: Ranks = ALONE, hidden: bool = False, own_code: bool = False
+) -> LoadedModel:
     """Load model and tokenizer, published or packed by `winnow pack`, from a directory or the Hub.
 
     Args:
         ranks: the others load it at the same time; each keeps its part.
         hidden: as transformers' class, whose last hidden states of all tokens can be read.
+        own_code: by transformers' class, also where a file says all that is needed.
 
     Raises:
         UnsupportedModelError: no such directory or repository, no safetensors, weights missing or damaged, an
@@ -67,6 +70,8 @@ def load_model(config: ModelConfig, *, ranks: Ranks = ALONE, hidden: bool = Fals
         with loading(path):
             return load_packed(path, config, kernels)
     config = settle_formats(config, path) if ranks.size == 1 else config
+    if not (hidden or own_code) and ranks.size == 1 and (direct := _load_directly(path, config)) is not None:
+        return direct
     entry = None if hidden or ranks.size > 1 else _cache_entry(path, config)
     if entry is not None:
         kernels = native_kernels()
@@ -83,6 +88,26 @@ def load_model(config: ModelConfig, *, ranks: Ranks = ALONE, hidden: bool = Fals
         if not hidden:
             return _keep(entry, path, *load_checkpoint(path, config, ranks=ranks))
         return load_checkpoint(path, config)[0].with_hidden_states()
+
+
+def _load_directly(path: Path, config: ModelConfig) -> LoadedModel | None:
+    """Return the model in a GGUF file whose blocks the kernels read as they are; None: transformers has to read it."""
+    own = config.weight_dtype != "auto" or config.tokenizer is not None or config.dtype == "auto"
+    if (
+        own
+        or not path.is_file()
+        or path.suffix == ".json"
+        or not is_cpu(config)
+        or not keeps_blocks(config, path)
+    ):
+        return None
+    kernels = native_kernels()
+    assert kernels is not None, "else no blocks are kept"
+    from winnow.models.load.gguf.direct import load_directly
+
+    report("reading weights")
+    with loading(path):
+        return load_directly(path, config, kernels)
 
 
 def _keep(entry: "CacheEntry | None", path: Path, loaded: LoadedModel, limit: "ContextLimit") -> LoadedModel:
@@ -130,7 +155,7 @@ def pack_model(config: ModelConfig, out: Path) -> None:
         raise ConfigError("packing needs Winnow's CPU kernels, which are not installed")
     from winnow.models.fast.packed.write import write_packed
 
-    loaded = load_model(replace(config, device="cpu", optimize=True, model_cache=False))
+    loaded = load_model(replace(config, device="cpu", optimize=True, model_cache=False), own_code=True)
     try:
         write_packed(loaded, path, out, tokenizer=locate_tokenizer(config))
     except (OSError, SafetensorError) as error:

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ def weight_bytes(model: Module) -> int:
     tensors = [each for each in held if isinstance(each, Tensor) and not each.is_meta]
     places = {id(each) if each.is_mkldnn else each.data_ptr(): each for each in tensors}
     return sum(each.numel() * each.element_size() for each in places.values())
+
+
+def stored_kind(model: Module) -> str | None:
+    """Return llama.cpp's name of the blocks that most bytes of packed weights are in; None: there are none."""
+    held: Counter[str] = Counter()
+    for packed in (getattr(module, "packed", None) for module in model.modules()):
+        for kind in getattr(packed, "kinds", ()):
+            held[kind] += packed.packed.nbytes  # type: ignore[union-attr]
+    return max(held, key=held.__getitem__) if held else None
 
 
 def release_pages(tensors: Iterable[Tensor]) -> None:

@@ -1,11 +1,13 @@
 """Reader: from a packed model's directory to a model ready to run."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from winnow.attention import AttentionSpec
@@ -59,7 +61,7 @@ def _tokenizer(path: Path, description: Description) -> Any:
     if description.tokenizer is None or not (path / BACKEND).is_file():
         return load()
     try:
-        return BackendTokenizer(path, description.tokenizer, load)
+        return BackendTokenizer(Tokenizer.from_file(str(path / BACKEND)), description.tokenizer, load)
     except Exception as error:  # tokenizers raises plain `Exception`
         raise UnsupportedModelError(f"model: cannot read {path / BACKEND}: {first_line(error)}") from None
 
@@ -80,27 +82,24 @@ def _check_options(path: Path, description: Description, config: ModelConfig) ->
         raise ConfigError(f"optimize must be on for {path}, which is packed")
 
 
-class _Reader:
+class DecoderReader:
+    """Reader that makes a decoder of a description, and of tensors by their names in a packed model."""
+
+    _packed: Mapping[str, Tensor]
+    _others: Mapping[str, Tensor]
+    embeds_blocks: bool
+    """Where the embedding does not share the head's rows, its own are in blocks."""
+
     def __init__(self, path: Path, description: Description, kernels: LayerKernels) -> None:
         self._path, self._description, self._kernels = path, description, kernels
         self._dtype: torch.dtype = getattr(torch, description.dtype)
-        panels: list[tuple[object, object]] = [(kernels.panel_shape(self._dtype), description.panel)]
-        if description.block_panel is not None:
-            panels.append((kernels.block_panel, description.block_panel))
-        for panel, packed in panels:
-            if panel != packed:
-                raise UnsupportedModelError(
-                    f"model: {path} is packed for a processor with panels of {packed}, and this one's are {panel}; "
-                    f"pack {description.packed_from} again here"
-                )
-        self._packed, self._others = self._open(PACKED), self._open(OTHERS)
 
     def decoder(self) -> PackedDecoder:
         description = self._description
         head = self._linear("head", description.hidden_size, description.vocab_size)
         if description.tied:
             embedding: nn.Module = PackedEmbedding(head.packed, self._kernels, description.embedding_scale)
-        elif "embedding.panels" in self._others:
+        elif self.embeds_blocks:
             weight = self._weight("embedding", description.hidden_size, description.vocab_size)
             embedding = PackedEmbedding(weight, self._kernels, description.embedding_scale)
         else:
@@ -142,18 +141,7 @@ class _Reader:
         return PackedLinear(weight, bias, self._kernels)
 
     def _weight(self, name: str, in_features: int, out_features: int) -> PackedWeight:
-        kernels = self._kernels
-        if f"{name}.panels" not in self._others:
-            packed = self._tensor(name, (kernels.packed_size(in_features, out_features),))
-            return PackedWeight(packed, in_features, out_features)
-        panel = kernels.block_panel
-        panels = self._tensor(f"{name}.panels", (-(-out_features // panel), 2), torch.int64)
-        ends = [at + kernels.panel_bytes(kind, in_features) for at, kind in panels.tolist()]
-        packed = self._tensor(name, (ends[-1],), torch.uint8)
-        if panels[:, 0].tolist() != [0, *ends[:-1]]:
-            others = self._path / OTHERS
-            raise UnsupportedModelError(f"model: {others}: panels of {name} do not follow one another")
-        return PackedWeight(packed, in_features, out_features, self._dtype, panels)
+        raise NotImplementedError
 
     def _norm(self, name: str, size: int, numbers: NormNumbers) -> NormWeight:
         return NormWeight(self._tensor(name, (size,)), numbers.eps, one_plus=numbers.one_plus)
@@ -169,6 +157,36 @@ class _Reader:
                 f"is {tensor.dtype} of {tuple(tensor.shape)}"
             )
         return tensor
+
+
+class _Reader(DecoderReader):
+    def __init__(self, path: Path, description: Description, kernels: LayerKernels) -> None:
+        super().__init__(path, description, kernels)
+        panels: list[tuple[object, object]] = [(kernels.panel_shape(self._dtype), description.panel)]
+        if description.block_panel is not None:
+            panels.append((kernels.block_panel, description.block_panel))
+        for panel, packed in panels:
+            if panel != packed:
+                raise UnsupportedModelError(
+                    f"model: {path} is packed for a processor with panels of {packed}, and this one's are {panel}; "
+                    f"pack {description.packed_from} again here"
+                )
+        self._packed, self._others = self._open(PACKED), self._open(OTHERS)
+        self.embeds_blocks = "embedding.panels" in self._others
+
+    def _weight(self, name: str, in_features: int, out_features: int) -> PackedWeight:
+        kernels = self._kernels
+        if f"{name}.panels" not in self._others:
+            packed = self._tensor(name, (kernels.packed_size(in_features, out_features),))
+            return PackedWeight(packed, in_features, out_features)
+        panel = kernels.block_panel
+        panels = self._tensor(f"{name}.panels", (-(-out_features // panel), 2), torch.int64)
+        ends = [at + kernels.panel_bytes(kind, in_features) for at, kind in panels.tolist()]
+        packed = self._tensor(name, (ends[-1],), torch.uint8)
+        if panels[:, 0].tolist() != [0, *ends[:-1]]:
+            others = self._path / OTHERS
+            raise UnsupportedModelError(f"model: {others}: panels of {name} do not follow one another")
+        return PackedWeight(packed, in_features, out_features, self._dtype, panels)
 
     def _open(self, file: str) -> dict[str, Tensor]:
         """Return views of a mapped file: nothing is read yet."""

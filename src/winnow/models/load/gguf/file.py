@@ -10,19 +10,16 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import GgufConfig, PretrainedConfig
-from transformers.integrations import GGUF_CONFIG_MAPPING
-
 from winnow.extras import install_hint
 from winnow.models.load.damage import cannot_load, first_line
 from winnow.models.load.gguf.architectures import KEYS, REASONS
 from winnow.process.digest import part_names
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from winnow.models.fast.blocks import Blocks
-    from winnow.models.load.gguf.transformers_reader import GgufHeader
+    from winnow.models.load.gguf.header import GgufHeader
 
 _PACKAGES = ("gguf", "accelerate")
 _MAGIC = b"GGUF"
@@ -54,7 +51,7 @@ _WIDTHS = {
 
 @lru_cache(maxsize=1)
 def _read_header(paths: tuple[Path, ...], _states: tuple[tuple[int, int], ...]) -> "GgufHeader":
-    from winnow.models.load.gguf.transformers_reader import GgufHeader
+    from winnow.models.load.gguf.header import GgufHeader
 
     return GgufHeader.join(paths)
 
@@ -62,7 +59,7 @@ def _read_header(paths: tuple[Path, ...], _states: tuple[tuple[int, int], ...]) 
 class GgufFile:
     def __init__(self, header: "GgufHeader") -> None:
         self.path = header.path
-        self._header, self._values = header, header.values
+        self.header, self._values = header, header.values
 
     @classmethod
     def open(cls, path: Path, again: bool = False) -> "GgufFile":
@@ -99,14 +96,16 @@ class GgufFile:
         return cls(header)
 
     def config_values(self) -> dict[str, Any]:
+        from transformers import PretrainedConfig
+
         from winnow.models.load.gguf.keys import linear_factor
 
-        if reason := REASONS.get(self._header.architecture):
-            raise cannot_load(self.path, f"GGUF files of {self._header.architecture} are not read: {reason}")
+        if reason := REASONS.get(self.header.architecture):
+            raise cannot_load(self.path, f"GGUF files of {self.header.architecture} are not read: {reason}")
         with self.reading():
             values: dict[str, Any]
             values, _ = PretrainedConfig.get_config_dict(self.path.parent, gguf_file=self._file)
-        arch = self._header.architecture
+        arch = self.header.architecture
         if (tokens := self._values.get("tokenizer.ggml.tokens")) is not None:
             values.setdefault("vocab_size", len(tokens))
         values.setdefault("pad_token_id", None)  # the class's own is of another vocabulary
@@ -135,10 +134,12 @@ class GgufFile:
             values["rope_scaling"] = {"rope_type": "linear", "factor": factor}
         return values
 
-    def check_config(self, config: PretrainedConfig) -> None:
+    def check_config(self, config: "PretrainedConfig") -> None:
+        from transformers.integrations import GGUF_CONFIG_MAPPING
+
         from winnow.models.load.gguf.keys import refused_keys
 
-        arch = self._header.architecture
+        arch = self.header.architecture
         table = KEYS.get(arch) or GGUF_CONFIG_MAPPING.get(_THEIR_NAMES.get(arch, arch.replace("-", "_")))
         if table is None:
             return  # an architecture whose keys transformers reads one by one
@@ -151,11 +152,13 @@ class GgufFile:
     def weight_kinds(self) -> dict[str, int]:
         """llama.cpp's types of the tensors, and how many numbers are of each, the most frequent first."""
         counts: Counter[str] = Counter()
-        for tensor in self._header.tensors:
+        for tensor in self.header.tensors:
             counts[tensor.kind.name] += prod(tensor.shape)
         return dict(counts.most_common())
 
     def weights(self) -> dict[str, Any]:
+        from transformers import GgufConfig
+
         return {
             "pretrained_model_name_or_path": self.path.parent,
             "gguf_file": self._file,
@@ -167,24 +170,24 @@ class GgufFile:
         """Return whether linear layers can keep the file's blocks: it has such, and transformers moves whole rows."""
         from winnow.models.fast.blocks import RAW
 
-        if self._header.architecture in _MIXED_ROWS or next(iter(self.weight_kinds), "") not in RAW:
+        if self.header.architecture in _MIXED_ROWS or next(iter(self.weight_kinds), "") not in RAW:
             return False
         # Gates and what they gate become one parameter of experts.
-        kinds = {tensor.name: tensor.kind for tensor in self._header.tensors}
+        kinds = {tensor.name: tensor.kind for tensor in self.header.tensors}
         gates = [name for name in kinds if "_gate_exps" in name]
         return all(kinds.get(name.replace("_gate_exps", "_up_exps")) == kinds[name] for name in gates)
 
     def reading(self, *, keeps_blocks: bool = False) -> "AbstractContextManager[dict[str, Blocks]]":
         from winnow.models.load.gguf.transformers_reader import reading
 
-        return reading(self._header, keeps_blocks=keeps_blocks)
+        return reading(self.header, keeps_blocks=keeps_blocks)
 
     def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
         """Refuse tensors that transformers' reader has no name for, and skips, such as factors of rotary positions."""
-        held = sum(prod(tensor.shape) for tensor in self._header.tensors)
+        held = sum(prod(tensor.shape) for tensor in self.header.tensors)
         taken = sum(parameter.numel() for parameter in model.parameters())
         if held > taken:
-            factors = [each.name for each in self._header.tensors if each.name.startswith("rope_")]
+            factors = [each.name for each in self.header.tensors if each.name.startswith("rope_")]
             strange = ", ".join(factors or sorted(left_out))
             skipped = f" and leaves out {strange}" if strange else ""
             reason = f"transformers' reader takes {taken} of the {held} numbers in its tensors{skipped}"
@@ -205,12 +208,13 @@ class GgufFile:
         except Exception as error:  # tokenizers raises plain `Exception`
             raise cannot_load(self.path, f"its tokenizer is not usable: {first_line(error)}") from error
 
-    def end_tokens(self, config: PretrainedConfig) -> list[int]:
+    def end_tokens(self, config: "PretrainedConfig | None" = None) -> list[int]:
         from winnow.models.load.gguf.tokenizer import turn_ends
 
         # Not the configuration's: the class's default stands there, which may be any token of this file.
         keys = [key for name in _ENDS if self._values.get(key := f"tokenizer.ggml.{name}") is not None]
-        size = config.get_text_config().vocab_size
+        tokens = self._values.get("tokenizer.ggml.tokens", ())
+        size = len(tokens) if config is None else config.get_text_config().vocab_size
         for key in keys:
             if type(self._values[key]) is not int or not 0 <= self._values[key] < size:
                 reason = f"{key} must be a token's number below {size}, got {self._values[key]!r:.80}"
