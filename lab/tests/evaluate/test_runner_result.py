@@ -207,7 +207,7 @@ def test_files(compared: Evaluation, tmp_path: Path) -> None:
     text = (tmp_path / "results.md").read_text()
     assert "`winnow eval 'made up'`" in text
     assert "| snapkv | 0.40 (at 3.0x) |" in text
-    assert "- 3 prompts per cell: the standard error of a mean over all of them is at most 0.29" in text
+    assert "- 3 prompts per cell; ± is the standard error" in text
     assert "commit abc, 2026-11-21, a processor, 2 cores" in text
     drawn = {"score.svg"} if can_draw() else set()
     assert {path.name for path in paths} == {"results.json", "results.md"} | drawn

@@ -194,7 +194,7 @@ def test_the_command_prints_what_to_run_and_resumes(
     assert main(line) == 0
     # Nothing is measured again; how many prompts it takes is said before.
     [said] = capsys.readouterr().err.splitlines()
-    assert "2 of 5 prompts are held back; 1 is needed to show an agreement of 0.01" in said
+    assert "2 of 5 prompts are held back: it takes 1, 3 in all, to show an agreement of 0.01" in said
     assert journal.stat().st_size == size
     assert main([*line[:3], "recent", "--journal", str(journal), "--threads", "1", "--kv-floor", "16"]) == 2
     assert "kv_floor" in capsys.readouterr().err

@@ -111,10 +111,10 @@ def execute(namespace: argparse.Namespace) -> int:
     )
     held, needed = len(search.split(prompts)[1]), prompts_for(1.0, asked.agreement)
     if needed is not None:
-        all_needed = math.ceil(needed / max(asked.held_back, held / len(prompts)))
+        enough = math.ceil(needed / max(asked.held_back, held / len(prompts)))
+        said = f"it takes {needed:,}, {enough:,} in all, to show an agreement of {asked.agreement:g}"
         print(
-            f"winnow: {held} of {len(prompts)} prompts are held back; {needed:,} {'is' if needed == 1 else 'are'} needed to show an agreement of "
-            f"{asked.agreement:g}, if every answer agrees: {all_needed:,} in all",
+            f"winnow: {held} of {len(prompts)} prompts are held back: {said} where every answer agrees",
             file=sys.stderr,
         )
     with ExitStack() as stack:

@@ -1,6 +1,5 @@
 """An evaluation as tables and pictures, and as files: every number as JSON, all else as Markdown."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,18 +59,15 @@ def _told_apart(evaluation: Evaluation, query: str, amount: Amount) -> str | Non
         each for each in evaluation.compared(query, amount) if each.cell.preset not in evaluation.controls
     ]
     ranked = sorted(
-        ((mean, each) for each in found if (mean := evaluation.plain_mean(each)) is not None),
-        key=lambda pair: -pair[0],
+        (each for each in found if each.outcomes), key=lambda each: -(evaluation.plain_mean(each) or 0.0)
     )
     if len(ranked) < 2:
         return None
-    (_, best), (_, second) = ranked[:2]
-    needed, names = evaluation.prompts_to_tell(best, second), f"{best.cell.preset} and {second.cell.preset}"
-    at = _named_amount(amount)
+    needed, names = evaluation.prompts_to_tell(*ranked[:2]), " and ".join(e.cell.preset for e in ranked[:2])
     if needed is None:
-        return f"± is a standard error; at {at} {names} scored alike"
+        return f"at {_named_amount(amount)} {names} scored alike"
     verdict = "these tell" if needed <= evaluation.prompts else "more than these"
-    return f"± is a standard error; at {at} about {needed:,} prompts tell {names} apart: {verdict}"
+    return f"at {_named_amount(amount)} about {needed:,} prompts tell {names} apart: {verdict}"
 
 
 def category_table(evaluation: Evaluation, query: str, amount: Amount) -> TextTable:
@@ -296,14 +292,12 @@ def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any
 
 
 def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: Sequence[str]) -> list[str]:
-    error = 0.5 / math.sqrt(evaluation.prompts)  # of a mean of numbers between 0 and 1, at most
     lines = [
         f"# winnow eval {evaluation.task}",
         "",
         *origin(head),
         f"- model: {head['model']}",
-        f"- {evaluation.prompts} prompts per cell: the standard error of a mean over all of them is at most "
-        f"{error:.2f}; all cells see the same prompts, so differences are known better",
+        f"- {evaluation.prompts} prompts per cell; ± is the standard error of a mean",
         "",
         _QUERY_AWARE,
         "",
