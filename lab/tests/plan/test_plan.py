@@ -20,7 +20,7 @@ from winnow_lab.plan.deployment import Deployment
 from winnow_lab.plan.hardware import HARDWARE, find_hardware
 from winnow_lab.plan.models import MODELS, find_model, shape_of_config
 from winnow_lab.plan.occupancy import Held, Request
-from winnow_lab.plan.plan_tables import plan_of
+from winnow_lab.plan.plan_tables import plan_of, plan_tables
 from winnow_lab.plan.step_time import Factors, StepWork
 
 IDEAL = Factors(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0)  # of the data sheet
@@ -123,6 +123,27 @@ def test_compression_is_what_lets_the_batch_fit() -> None:
     assert rate is not None and rate == pytest.approx(3, rel=0.15)
     compressed = deployment(gpu="A100", eviction=EvictionConfig(eviction="batch-max", compression=1.3 * rate))
     assert compressed.largest_batch(request) >= batch
+
+
+@pytest.mark.parametrize(
+    ("prompt", "batch", "said"),
+    [
+        (8000, 200, "yes"),  # 56 prompts of the full cache fit
+        (8000, 8, "no: memory holds the prompts"),
+        (900, 200, "no: prompts are within the budget"),
+    ],
+)
+def test_rounds_within_the_prompt_are_for_prompts_that_memory_does_not_hold(
+    prompt: int, batch: int, said: str
+) -> None:
+    """Batch-Max, section 1."""
+    planned = deployment(gpu="A100", eviction=EvictionConfig(eviction="batch-max", kv_budget=1024))
+    plan = plan_of(planned, Request(prompt, 192), batch)
+    assert plan.to_json()["evict_within_prompt"] == said
+    limits = next(table for table in plan_tables([plan]) if table.title == "Limits")
+    assert ("evict within the prompt", (said,)) in [(name, tuple(cells)) for name, cells in limits.rows]
+    full = plan_of(deployment(gpu="A100"), Request(prompt, 192), batch)
+    assert "evict within the prompt" not in [name for table in plan_tables([full]) for name, _ in table.rows]
 
 
 def test_weights_that_do_not_fit_leave_no_batch() -> None:

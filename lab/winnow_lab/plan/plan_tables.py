@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from winnow.config import EvictionConfig
 from winnow.errors import CapacityError
 from winnow.eviction import resolve_policy
 from winnow.known_accuracy import KnownAccuracy, known_accuracy
@@ -122,6 +123,7 @@ class Plan:
             "replicas": self.replicas,
             "fleet_gpus": None if self.replicas is None else self.replicas * deployment.gpus,
             "performance": None if self.performance is None else vars(self.performance),
+            "evict_within_prompt": evict_within_prompt(self),
             "binds": binds(self),
             "kv_pressure": kv_pressure(self),
             "accuracy": [each.to_json() for each in self.accuracy],
@@ -188,6 +190,18 @@ def kv_pressure(plan: Plan) -> str:
     return "medium" if share < _MUCH else "high"
 
 
+def evict_within_prompt(plan: Plan) -> str | None:
+    """Whether rounds within the prompt can bring anything at that batch, or only those while decoding do (Batch-Max,
+    section 1): they are for batches whose prompts memory does not hold. None: nothing is evicted."""
+    eviction = plan.deployment.bound(plan.request)
+    if plan.keeps_all:
+        return None
+    if eviction is None or plan.request.prompt_tokens <= eviction.target:
+        return "no: prompts are within the budget"
+    whole, prompts = replace(plan.deployment, eviction=EvictionConfig()), replace(plan.request, new_tokens=1)
+    return "no: memory holds the prompts" if whole.fits(prompts, plan.batch) else "yes"
+
+
 def plan_tables(plans: Sequence[Plan]) -> list[TextTable]:
     """Memory, limits, speed and what is known of accuracy, a column for each plan."""
     first = plans[0]
@@ -204,7 +218,7 @@ def plan_tables(plans: Sequence[Plan]) -> list[TextTable]:
     known = [] if all(plan.keeps_all for plan in plans) else [_accuracy(plans)]
     return [
         table(f"Memory: {about}", _memory(plans)),
-        table("Limits", _LIMITS),
+        table("Limits", dict(list(_LIMITS.items())[: None if known else -1])),
         table("Speed", _speed(plans), *[warning] * (first.deployment.factors is None)),
         *known,
     ]
@@ -274,12 +288,13 @@ def _number(value: float | None, form: str = "d") -> str:
     return "none" if value is None else format(value, form)
 
 
-_LIMITS: Mapping[str, Callable[[Plan], str]] = {
+_LIMITS: Mapping[str, Callable[[Plan], str | None]] = {
     "largest batch": lambda p: _number(p.largest_batch),
     "longest context at the batch": lambda p: _number(p.longest_context),
     "fewest devices for the batch": lambda p: _number(p.fewest_gpus),
     "smaller KVs would bring": kv_pressure,
     "compression for the batch": lambda p: _number(p.compression, ".2f"),
+    "evict within the prompt": evict_within_prompt,
 }
 
 
