@@ -105,6 +105,9 @@ memory.block_sizes: Blocks by size: waste, speed and accuracy
     block_sizes.md: 32 slots are fastest; under eviction they waste 6 %
 memory.stack: What does each way to hold KVs add?
     stack.md: 29 times the sequences and 3.2 times contiguous rows' rate
+memory.documents_anywhere: What does it save that documents stand anywhere in later prompts?
+    documents_anywhere.md: 15 % computed again: first token 3.9 times sooner, .13 nats
+    documents_anywhere.json: numbers of that page
 memory.prefixes: What does the prefix cache save?
     prefixes.json: 64 prompts 9 times faster
 winnow bench pressure: Traces on too little memory

@@ -1,6 +1,6 @@
 """What it saves, and costs, that documents are computed once and stand anywhere in later prompts.
 
-    python -m winnow_lab.memory.documents FILE.jsonl -o PAGE
+    python -m winnow_lab.memory.documents_anywhere FILE.jsonl -o PAGE
 
 FILE has a question, its answers and its passage in each line, as the oracle files of nelson-liu/lost-in-the-middle do.
 A job asks each question of several passages, its own among them, each passage in as many prompts, at places drawn anew.
