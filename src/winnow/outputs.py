@@ -316,6 +316,8 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     num_queued_tokens: int = 0
+    first_token_seconds: float = 0.0
+    """After which the last that waits is expected to have its first token."""
     kv_bytes_used: int = 0
     kv_bytes_peak: int = 0
     kv_bytes_budget: int = 0

@@ -1,9 +1,11 @@
 """When the engine fails, or the server has to end."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,30 @@ def test_a_server_that_ends_refuses_what_is_new(llm: LLM, tmp_path: Path) -> Non
         assert not server.thread.is_alive()
 
 
+def test_who_only_waits_is_refused_at_once_at_the_end(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    """What runs is finished; the log says each request in a line."""
+    long = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 16}
+    with (
+        running(llm, shutdown_timeout=30, log_requests=True) as server,
+        ThreadPoolExecutor(1) as pool,
+        server.client.stream("POST", TEXT, json=long) as first,
+    ):
+        lines = first.iter_lines()
+        assert next(lines)
+        waits = pool.submit(server.post, TEXT, {"prompt": "a"})
+        eventually(lambda: server.service.engine.num_queued()[0] == 1, "it does not wait")
+        with caplog.at_level("INFO"):
+            server.server.handle_exit(15, None)
+            answer = waits.result(5)
+            assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["code"] == "shutting_down"
+            assert "length" in [line for line in lines if line][-2]
+            eventually(lambda: len(caplog.records) >= 3, "the log says nothing")
+    said = [each.message for each in caplog.records if each.name == "winnow.server"]
+    said = [each for each in said if TEXT in each]
+    assert "503" in said[0] and re.search(r"200 in [\d.]+ s, 2 \+ 6400 tokens", said[1])
+
+
 def test_the_dashboards_stream_does_not_hold_the_server_up(llm: LLM) -> None:
     with running(llm) as server, server.client.stream("GET", "/stats/stream") as response:
         lines = response.iter_lines()
@@ -200,8 +226,8 @@ def test_outputs_that_another_caller_computed_are_served(llm: LLM, monkeypatch: 
     """Another caller's steps bring all outputs before the server looks for them."""
     submit = llm.driver.submit
 
-    def overtaken(requests: Sequence[Any], box: Any) -> None:
-        submit(requests, box)
+    def overtaken(requests: Sequence[Any], box: Any, *more: Any) -> None:
+        submit(requests, box, *more)
         while box.unfinished:
             llm.driver.compute()
 

@@ -1,13 +1,15 @@
 """What must not get in: each case is refused with OpenAI's envelope, and the server continues."""
 
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from tests.server.running import MODEL, Running, events, running
+from tests.server.running import MODEL, Running, events, eventually, running
 
 from winnow import LLM
 
@@ -274,6 +276,37 @@ def test_a_crowd_does_not_slip_through_while_it_is_tokenised(llm: LLM) -> None:
         codes = [each.status_code for each in pool.map(lambda _: server.post(TEXT, body), range(40))]
     assert set(codes) == {200, 503} and codes.count(200) >= 16
     assert codes.count(503) >= 1
+
+
+def test_a_queue_is_of_answers_that_hold_no_kvs(llm: LLM) -> None:
+    """Of twenty at once, in memory for three and a queue of four, the others are refused, and counted."""
+    body = {"prompt": "word " * 400, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    length = len(llm.tokenize(body["prompt"]).token_ids) + 60
+    options = {"kv_memory": 3 * llm.kv_bytes(length), "max_num_seqs": 16, "enable_prefix_caching": False}
+    with LLM(**options) as small, running(small, max_num_queued_reqs=4, max_ttft=600) as server:
+        with ThreadPoolExecutor(20) as pool:
+            found = list(pool.map(lambda _: server.post(TEXT, body), range(20)))
+        codes = Counter(each.status_code for each in found)
+        assert set(codes) == {200, 503} and 7 <= codes[200] <= 12, codes
+        assert all(int(each.headers["retry-after"]) >= 1 for each in found if each.status_code == 503)
+        assert len({each.json()["choices"][0]["text"] for each in found if each.status_code == 200}) == 1
+        shown = server.client.get("/metrics").text
+        line = re.search(r'winnow_requests_refused_total\{.*reason="queue"\} (\d+)', shown)
+        assert line is not None and int(line[1]) == codes[503]
+
+
+def test_who_would_wait_too_long_is_refused(llm: LLM) -> None:
+    body = {"prompt": "word " * 100, "max_tokens": 3000, "ignore_eos": True, "stream": True, "n": 16}
+    with running(llm, max_ttft=0.05) as server:
+        short = {"prompt": "a", "max_tokens": 2}
+        with server.client.stream("POST", TEXT, json=body) as first:
+            lines = first.iter_lines()  # kept: a lost iterator closes the connection
+            for _ in range(2000):
+                next(lines)
+            error = server.post(TEXT, short)
+            assert refused(error, 503, "first token is expected after")["code"] == "server_overloaded"
+            assert int(error.headers["retry-after"]) >= 1
+        eventually(lambda: server.post(TEXT, short).status_code == 200, "nobody is served again")
 
 
 def test_an_answer_that_is_not_streamed_waits_until_it_is_computed(llm: LLM) -> None:

@@ -359,7 +359,7 @@ class _Remote(Partner):
         try:
             models = self._client.get("/v1/models").json()["data"]
             recommended = models[0].get("sampling_defaults")  # a server of another kind does not say
-            self._body |= engine.conversation_defaults(recommended) | self._typed
+            self._body |= (recommended or {}) | self._typed
             names = f"{models[0]['id']}, context {models[0].get('max_model_len', '?')} tokens"
         except (self._errors, ValueError, LookupError, TypeError):  # the first question will say why
             names = "a server"

@@ -1,8 +1,10 @@
 """`winnow serve`: the OpenAI API over HTTP."""
 
 import argparse
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +21,8 @@ from winnow.server.config import ServerConfig
 from winnow.server.listening import bound_sockets
 from winnow.values.foreign_names import translate
 from winnow.vllm import names as vllm_names
+
+log = logging.getLogger("winnow.server")
 
 DESCRIPTION = """\
 Serve a model under OpenAI's and Anthropic's APIs, with a chat at /chat and a dashboard at /: docs/serving.md.
@@ -61,11 +65,12 @@ def execute(namespace: argparse.Namespace) -> int:
     if key == "":  # as a variable that is made of a missing secret
         raise UsageError("WINNOW_API_KEY must hold a key, got ''; unset it to serve without keys")
     keys = Keys.of((*config.api_key, *filter(None, [key])), config.api_keys_file)
+    _begin_log(config.log_level)
     with (
         bound_sockets(config) as sockets,
         engine.open_llm(options := engine.usual_model(namespace, options), announce=True) as llm,
     ):
-        print("winnow: starting the server", file=sys.stderr, flush=True)
+        log.info("starting the server")
         with importing():
             from winnow.server.server import serve
             from winnow.server.service import Service, load_reader, model_names
@@ -80,11 +85,11 @@ def execute(namespace: argparse.Namespace) -> int:
 
         def started(address: str) -> None:
             lines = [*engine.engine_lines(llm, service.names[0]), f"winnow: {Machine.here(llm.device)}"]
-            lines += filter(None, [engine.sampling_note(llm, {"max_tokens": None})])
+            lines.append(engine.served_sampling(llm))
             if config.dashboard and config.uds is None:
                 lines.append(f"winnow: a chat at {address}/chat, the dashboard at {address}/")
-            for line in (*lines, f"winnow: listening on {address}"):
-                print(line, file=sys.stderr, flush=True)
+            for line in (*lines, f"listening on {address}"):
+                log.info(line)
 
         return serve(service, sockets, started)
 
@@ -92,6 +97,22 @@ def execute(namespace: argparse.Namespace) -> int:
 def _adapter_name(options: Mapping[str, Any]) -> tuple[str, ...]:
     name = str(options.get("lora") or "").partition("=")[2]
     return (name,) if name else ()
+
+
+class _Line(logging.Formatter):
+    """Form of all lines of the log: when, how grave, what; one line each, but for tracebacks."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        record.message = record.message.removeprefix("winnow: ")
+        return super().formatMessage(record)
+
+
+def _begin_log(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Line("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("winnow").setLevel(level.upper())
+    warnings.showwarning = lambda message, *_: log.warning("%s", " ".join(str(message).split()))
 
 
 def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:

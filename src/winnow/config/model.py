@@ -113,7 +113,8 @@ class ModelConfig:
     generation_config: str = option(
         "auto",
         "whose sampling parameters serve requests that bring none: auto: those of the model's generation_config.json; "
-        "winnow: Winnow's own; or a directory with a generation_config.json",
+        "winnow: none; vllm: none, also not those that commands and the server take where a model recommends none; or "
+        "a directory with a generation_config.json",
     )
     verify_model: bool = option(
         True,

@@ -64,6 +64,7 @@ class Counters:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             num_queued_tokens=scheduler.waiting.num_tokens,
+            first_token_seconds=scheduler.first_tokens.seconds(),
             kv_bytes_used=ledger.used_bytes + drafts.used_bytes,
             kv_bytes_peak=ledger.peak_bytes + drafts.used_bytes,
             kv_bytes_held=ledger.held_bytes,

@@ -132,11 +132,18 @@ class EngineDriver:
     def new_id(self) -> str:
         return f"request-{next(self._numbers)}"
 
-    def submit(self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = "") -> None:
+    def submit(
+        self,
+        requests: Sequence[NewRequest],
+        box: Mailbox | None = None,
+        label: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Queue requests, all of them or none. `box` receives their outputs; None: `step` returns them.
 
         Args:
             label: name of the list in errors, which then name the index; empty: there is one request.
+            check: called once all are queued; where it raises, none is.
 
         Raises:
             InvalidRequestError (or a subclass): a request cannot be served. Other requests are unaffected.
@@ -155,6 +162,11 @@ class EngineDriver:
                 if box is not None:
                     box.unfinished.add(request.request_id)
                     self._mailboxes[request.request_id] = box
+            try:
+                check()
+            except BaseException:
+                self._end([added.request_id for added in requests])
+                raise
 
         self.call(add)
 

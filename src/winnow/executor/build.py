@@ -118,7 +118,7 @@ def with_device_memory(config: EngineConfig, loaded: PlainModel) -> EngineConfig
     """
     part = config.cache.gpu_memory_utilization
     if loaded.device.type != "cuda" or part is None:
-        if part not in (None, GPU_PART):
+        if part is not None and part is not GPU_PART:  # typed, also as the same number
             memory = format_bytes(config.cache.kv_memory)
             _log.warning(
                 f"winnow: gpu_memory_utilization={part:g} has no effect on a CPU, where kv_memory is {memory}"

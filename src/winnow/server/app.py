@@ -74,6 +74,7 @@ def create_app(service: Service) -> FastAPI:
         open_paths=(*_OPEN, "/metrics") if config.open_metrics else _OPEN,
         require_usable=service.engine.require_usable,
         max_body=lambda path: config.max_file if path == FILES else config.max_body,
+        logs=config.log_requests,
     )
     return app
 

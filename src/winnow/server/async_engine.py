@@ -6,7 +6,7 @@ Outputs go back once per step, in one call on the event loop.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -72,18 +72,29 @@ class AsyncEngine:
         """Serve the running event loop. A second call does nothing."""
         self._loop = asyncio.get_running_loop()
 
-    async def submit(self, requests: Sequence[NewRequest], *, background: bool = False) -> RequestStream:
+    async def submit(
+        self,
+        requests: Sequence[NewRequest],
+        *,
+        background: bool = False,
+        check: Callable[[Collection[str]], None] = lambda clients: None,
+    ) -> RequestStream:
         """Queue requests, all of them or none; those of a batch (`background`) leave others' share of the queue alone.
 
-        Raises InvalidRequestError: one cannot be served; ApiError: the engine has failed, or the server is shutting
-        down.
+        Raises InvalidRequestError: one cannot be served; ApiError: the engine has failed, the server is shutting down,
+        or `check` refuses them, which the engine's thread calls with the ids of clients' unfinished requests.
         """
         self.require_usable()
         stream = RequestStream(requests, background)
         for request in requests:
             self._streams[request.request_id] = stream
+        clients = frozenset(each.request_id for each, _ in self._in_progress())
         try:
-            await self.call(self.driver.submit, requests, self._box)
+            await self.call(self.driver.submit, requests, self._box, "", lambda: check(clients))
+        except ApiError:  # none came in
+            for request in requests:
+                self._streams.pop(request.request_id, None)
+            raise
         except BaseException:
             # Also where the caller has left: what was queued meanwhile is of no use to anybody.
             self.abandon(stream)
@@ -114,8 +125,11 @@ class AsyncEngine:
             self.discard(known)
             self._send(self._abort, known)
 
-    def abort_all(self, error: ApiError) -> None:
+    def abort_all(self, error: ApiError, *, waiting: bool = False) -> None:
+        """End all requests; with `waiting` those of clients that nothing was computed of."""
         for stream in set(self._streams.values()):
+            if waiting and (stream.background or len(stream.waiting) < len(stream.requests)):
+                continue
             self.abandon(stream)
             stream.fail(error)
 

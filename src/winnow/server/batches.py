@@ -198,7 +198,7 @@ class Batches:
 
     async def _record_of(self, record: Record, raw: RawLine) -> tuple[Record, bytes]:
         service = self._service
-        line = parse_line(raw, service.llm.sampling_defaults)
+        line = parse_line(raw, service.llm.conversation_defaults)
         endpoint = Endpoint(record["endpoint"])
         if line.endpoint is not endpoint:
             fault = ApiError("invalid_url", f"url must be the batch's endpoint, {endpoint.value}")

@@ -40,8 +40,13 @@ class ServerConfig:
     )
     max_num_queued_reqs: int | None = _served(
         1024,
-        "most answers that wait for a place in the batch; more are refused with 503; none: no limit",
+        "most answers that wait without KVs; more are refused with 503; none: no limit",
         parse=optional_int,
+    )
+    max_ttft: float | None = _served(
+        None,
+        "seconds: who would wait longer for a first token, by the measured speed of prompts and answers, is refused "
+        "with 503 and Retry-After; left out: no limit",
     )
     max_num_queued_tokens: int | None = _served(
         None,
@@ -105,6 +110,9 @@ class ServerConfig:
     step_timeout: float = _served(
         300.0, "seconds after which a step that does not end counts as a failure of the engine in /health"
     )
+    log_requests: bool = _served(
+        False, "log a line for each request: who, what, status, seconds, tokens of prompts and answers"
+    )
     log_level: str = _served("info", "what is logged", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
@@ -131,6 +139,8 @@ class ServerConfig:
         template = self.response_template
         if template is not None and template not in TEMPLATES and not Path(template).is_file():
             raise ConfigError(f"response_template must be {', '.join(TEMPLATES)} or a file, got {template!r}")
+        if self.max_ttft is not None:
+            check_number("max_ttft", self.max_ttft, 0.001)
         check_number("shutdown_timeout", self.shutdown_timeout, 0)
         check_number("step_timeout", self.step_timeout, 0.001)
         check_choice("metrics_compat", self.metrics_compat, METRICS_COMPAT)

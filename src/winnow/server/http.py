@@ -1,8 +1,10 @@
 """Layer between the socket and the routes: request ids, limits, keys, JSON, server-sent events."""
 
 import asyncio
+import logging
 import math
 import re
+import time
 import uuid
 import zlib
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
@@ -23,6 +25,8 @@ from winnow.values.json_values import json_kind, parse_strict
 from winnow.values.units import format_bytes
 
 T = TypeVar("T")
+
+log = logging.getLogger("winnow.server")
 
 PING_SECONDS = 10.0
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -60,11 +64,27 @@ class Gate:
     open_paths: Collection[str]
     require_usable: Callable[[], None]
     max_body: Callable[[str], int]
+    logs: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
-            return
+        elif not self.logs:
+            await self._serve(scope, receive, send)
+        else:
+            began, status = time.monotonic(), 499
+
+            async def send_noted(message: Message) -> None:
+                nonlocal status
+                status = message.get("status", status)
+                await send(message)
+
+            try:
+                await self._serve(scope, receive, send_noted)
+            finally:
+                _log_request(scope, status, time.monotonic() - began)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
@@ -99,6 +119,17 @@ class Gate:
             if started:
                 raise
             await error_response(error, path, request_id)(scope, receive, send_named)
+
+
+def _log_request(scope: Scope, status: int, seconds: float) -> None:
+    state = scope["state"]
+    stream, tenant = state.get("stream"), state["tenant"]
+    tokens = ""
+    if stream is not None:
+        prompts = sum(len(each.token_ids) for each in stream.requests)
+        tokens = f", {prompts} + {stream.generated.total()} tokens"
+    who = state["request_id"] if tenant is None else f"{state['request_id']} of {tenant}"
+    log.info("%s: %s %s %d in %.3f s%s", who, scope["method"], scope["path"], status, seconds, tokens)
 
 
 class _Inflater:

@@ -82,7 +82,7 @@ class Metrics:
             ]
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
-        self.finished = Counter[str]()
+        self.finished, self.refused = Counter[str](), Counter[str]()
         self._by_tenant = Counter[tuple[str, str]]()
         self._last_token: dict[str, float] = {}
         self._seen = Counter[str]()
@@ -165,6 +165,7 @@ class Metrics:
             "prefix_cache_queries": ("prompt tokens looked for in the prefix cache", self.prefix_queries),
         }
         own_gauges: _Numbers = {
+            "expected_first_token_seconds": ("of the last that waits", stats.first_token_seconds),
             "kv_bytes_used": ("bytes of KV memory in use", stats.kv_bytes_used),
             "kv_bytes_peak": ("most bytes of KV memory in use so far", stats.kv_bytes_peak),
             "kv_bytes_budget": ("bytes of KV memory", stats.kv_bytes_budget),
@@ -219,6 +220,10 @@ class Metrics:
             ended, text = sorted(self.finished.items()), "answers that ended, by why"
             yield _family(counter, f"{prefix}request_success", text, labels, ended, "finished_reason")
         labels = self._labels
+        text = "requests answered 503 or 429, by what was full"
+        yield _family(
+            counter, "winnow_requests_refused", text, labels, sorted(self.refused.items()), "reason"
+        )
         text, tiers = "conversations, by where KVs lie", stats.sessions.items()
         yield _family(gauge, "winnow_sessions", text, labels, tiers, "tier")
         text = "tokens a second with drafts (drafted) and without, by the most sequences measured together"

@@ -184,5 +184,5 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "root": service.names[0],
         "parent": None,
         "max_model_len": service.llm.max_model_len,
-        "sampling_defaults": dict(service.llm.sampling_defaults),
+        "sampling_defaults": dict(service.llm.conversation_defaults),
     }

@@ -15,6 +15,7 @@ import uvicorn
 from winnow.openai.errors import SHUTTING_DOWN, ApiError
 from winnow.process.resources import raise_open_files
 from winnow.server.app import create_app
+from winnow.server.async_engine import RETRY_SECONDS
 from winnow.server.listening import cannot_listen
 from winnow.server.service import Service
 
@@ -43,7 +44,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service),
-                log_level=config.log_level,
+                log_config=None,  # the process's own
+                log_level="debug" if config.log_level == "debug" else "warning",
                 access_log=config.log_level == "debug",
                 h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
                 http="h11",  # whose limits on headers are set here
@@ -109,9 +111,11 @@ class Server(uvicorn.Server):
         engine = self._service.engine
         loop = asyncio.get_running_loop()
         end = loop.time() + self._service.config.shutdown_timeout
+        ending = ApiError(SHUTTING_DOWN, "the server is shutting down", retry_after=RETRY_SECONDS)
+        engine.abort_all(ending, waiting=True)
         while engine.num_unfinished and loop.time() < end:
             await asyncio.sleep(_POLL_SECONDS)
-        engine.abort_all(ApiError(SHUTTING_DOWN, "the server is shutting down"))
+        engine.abort_all(ending)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -5,11 +5,11 @@ import itertools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,17 +117,16 @@ class Service:
     def require_room(self, tenant: str | None, answers: int) -> None:
         """Raise ApiError where the server is full (503), or the tenant has its share (429)."""
         self.engine.require_usable()
-        self.quota.require(tenant)
+        try:
+            self.quota.require(tenant)
+        except ApiError:
+            self.metrics.refused["quota"] += 1
+            raise
         share = self.config.max_reqs_per_tenant
         own = sum(self.engine.by_tenant().get(tenant, ())) + self._admitting.get(tenant, 0)
         if share is not None and own + answers > share:
-            code, field_name = ("invalid_request", "n") if answers > share else (RATE_LIMIT, None)
-            raise ApiError(
-                code,
-                f"answers of a tenant in progress must be at most {share}, got {answers} more",
-                field_name,
-                retry_after=1,
-            )
+            said = f"answers of a tenant in progress must be at most {share}, got {answers} more"
+            raise invalid("n", said) if answers > share else self._refusal("tenant", said, code=RATE_LIMIT)
         queue = self.config.max_num_queued_reqs
         if queue is None:
             return
@@ -135,7 +134,26 @@ class Service:
         if answers > most:
             raise invalid("prompts times n", f"must be at most {most}, got {answers}", "n")
         if self.engine.num_unfinished + sum(self._admitting.values()) + answers > most:
-            raise ApiError(OVERLOADED, f"the queue is full: {queue} answers wait already", retry_after=1)
+            raise self._refusal("queue", f"the queue is full: {queue} answers wait already")
+
+    def _check_room(self, requests: Sequence[NewRequest], clients: Collection[str]) -> None:
+        """Raise ApiError (503) where queued requests would wait behind more, or longer, than they may. On the engine's
+        thread."""
+        queue, most = self.config.max_num_queued_reqs, self.config.max_ttft
+        if self.llm.driver.engine.memory is None:  # of an engine that computes steps in another way
+            return
+        outlook = self.llm.driver.engine.scheduler.first_tokens
+        if queue is not None and (waiting := outlook.num_held_up(clients)) > queue:
+            waiting -= sum(each.params.n for each in requests)
+            said = f"the queue is full: {max(waiting, 0)} answers wait already"
+            raise self._refusal("queue", said, outlook.seconds())
+        if most is not None and (expected := outlook.seconds(requests[-1].request_id)) > most:
+            said = f"the first token is expected after {expected:.1f} seconds, and max_ttft is {most:g}"
+            raise self._refusal("ttft", said, expected - most)
+
+    def _refusal(self, reason: str, message: str, retry_after: float = 1, code: str = OVERLOADED) -> ApiError:
+        self.metrics.refused[reason] += 1
+        return ApiError(code, message, retry_after=retry_after)
 
     async def tokenize(self, prompt: Prompt, *, special: bool = True) -> TokenizedPrompt:
         self._require_short(len(prompt) if isinstance(prompt, str) else 0)
@@ -182,7 +200,7 @@ class Service:
             self._admitting[tenant] -= answers
             if not self._admitting[tenant]:
                 del self._admitting[tenant]
-        return await self.engine.submit(requests)  # which counts them before anybody else can come
+        return await self.engine.submit(requests, check=partial(self._check_room, requests))
 
     async def new_requests(
         self, asked: CompletionRequest, tenant: str | None, request_id: str, *, deltas: bool
@@ -218,9 +236,7 @@ class Service:
             return
         _, waiting = self.engine.num_queued()
         if waiting and waiting + sum(len(each.token_ids) for each in requests) > most:
-            raise ApiError(
-                OVERLOADED, f"the queue is full: {waiting} prompt tokens wait already", retry_after=1
-            )
+            raise self._refusal("tokens", f"the queue is full: {waiting} prompt tokens wait already")
 
     async def stats(self) -> EngineStats:
         """Return the engine's counters; where a step takes long, as they were before it. The next two do so too."""

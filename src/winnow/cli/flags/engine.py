@@ -57,9 +57,6 @@ DEMO = "demo"
 """Name of the demo model, where no directory has it."""
 OF_SEVERAL = ("n", "logprobs", "prompt_logprobs")
 """Sampling parameters that mean nothing to a command that shows one answer's text."""
-_SAMPLED_BY = ("temperature", "top_k", "top_p", "min_p")
-# SmolLM2-135M answers .89 of 16 short questions right at 0.3, .81 at 0.7; greedily .94, but long answers loop.
-_CONVERSATION: Mapping[str, Any] = MappingProxyType({"temperature": 0.3, "top_p": 0.95, "min_p": 0.05})
 _TELLING_SECONDS, _SILENT_SECONDS = 0.4, 2.0
 UNFLAGGED = ("seed", "reuse", *READERS, "output_kind", *OF_REQUESTS)
 """Sampling parameters without a flag; requests that bring no seed take the engine's."""
@@ -235,19 +232,12 @@ def _known_lines(llm: "LLM") -> list[str]:
     return lines
 
 
-def conversation_defaults(recommended: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return how a person's questions are sampled: as a model's makers recommend, where they do; None: not known."""
-    if recommended is None or any(name in recommended for name in _SAMPLED_BY):
-        return dict(recommended or {})
-    return {**_CONVERSATION, **recommended}
-
-
 def conversation_params(llm: "LLM", defaults: Mapping[str, Any], typed: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters of a person's questions; print them on standard error if neither model nor user set any.
 
     `defaults` are the command's own, below the model's and what is typed.
     """
-    taken = conversation_defaults(llm.sampling_defaults)
+    taken = llm.conversation_defaults
     params = SamplingParams.from_mapping({**defaults, **taken, **typed})
     if taken.keys() != llm.sampling_defaults.keys() and "temperature" not in typed:
         print(f"winnow: the model recommends no sampling: {_sampled(params)}", file=sys.stderr)
@@ -260,6 +250,18 @@ def _sampled(params: SamplingParams) -> str:
         f"temperature {params.temperature:g}, top_p {params.top_p:g}, min_p {params.min_p:g}, up to {limit} "
         "(--temperature 0 takes the most probable token)"
     )
+
+
+def served_sampling(llm: "LLM") -> str:
+    """Return the line on how a server samples where requests do not say."""
+    params = SamplingParams.from_mapping(llm.conversation_defaults)
+    why = "as the model recommends"
+    if llm.conversation_defaults.keys() != llm.sampling_defaults.keys():
+        why = "for the model recommends none (--generation-config vllm takes vLLM's defaults)"
+    elif llm.config.model.generation_config == "vllm":
+        why = "vLLM's defaults"
+    shown = f"temperature {params.temperature:g}, top_p {params.top_p:g}, min_p {params.min_p:g}"
+    return f"winnow: sampling where requests do not say: {shown}, {why}"
 
 
 def sampling_note(llm: "LLM", typed: Mapping[str, Any] = MappingProxyType({})) -> str | None:

@@ -50,6 +50,21 @@ class Room:
                 return True
         return False
 
+    def num_fitting(self, waiting: Iterable[Sequence], running: SequenceType[Sequence]) -> int:
+        """Return how many of the waiting sequences, first to last, would start if a step began now."""
+        left, slots, count = -self.promised(running), self._ledger.num_free_slots, 0
+        for sequence in waiting:
+            slots -= 1 + len(sequence.forks)
+            left -= self.need(sequence)
+            if (slots < 0 or left + self._ledger.allocator.num_free < 0) and (count or running):
+                break
+            count += 1
+        return count
+
+    def promised(self, running: Iterable[Sequence]) -> int:
+        """Return blocks that running sequences will take until their prompts are computed, or soon."""
+        return sum(map(self.growth, running))
+
     def lacking(
         self,
         newcomer: Sequence,
@@ -63,7 +78,7 @@ class Room:
         every row, unless its policy shrinks it first; admitting into that room would only mean preempting right after.
         Some of `running`, as many as `without` says, are about to leave; with all of them the watermark goes too.
         """
-        promised = sum(map(self.growth, running))
+        promised = self.promised(running)
         # To compress a prefix again costs more than to wait until one that runs has ended.
         reserve = self._above_high + self._prefixes.num_wanted(newcomer) if len(running) > without else 0
         return self.need(newcomer, prefix) + promised + reserve - self._ledger.allocator.num_free

@@ -59,7 +59,8 @@ class FirstTokens:
 
     def _rest(self, sequence: Sequence) -> float:
         """Return the seconds until a sequence's answer ends, once its prompt is computed."""
-        most = sequence.request.max_tokens - sequence.num_output_tokens
-        usual = self._running.mean_answer
-        left = most if usual is None else min(most, max(usual - sequence.num_output_tokens, 1))
+        done, usual = sequence.num_output_tokens, self._running.mean_answer
+        most = sequence.request.max_tokens - done
+        # One that is as long as others were, and has not ended, is expected to become twice as long.
+        left = most if usual is None else min(most, usual - done if done < usual else done)
         return left * self._step_seconds

@@ -16,6 +16,7 @@ from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.admission_order import AdmissionOrder
 from winnow.engine.scheduling.drafts import Drafts, DraftSource
 from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
+from winnow.engine.scheduling.first_token import FirstTokens
 from winnow.engine.scheduling.payoff import CompressionDecisions
 from winnow.engine.scheduling.plan_builder import ScheduledStep, advance, build_plan, new_sequence
 from winnow.engine.scheduling.queue import WaitingQueue, build_order
@@ -45,6 +46,7 @@ class Scheduler:
         self.accounts = TenantAccounts(memory, self.waiting.order)
         self.running = Running(memory, self.waiting, self.accounts)
         self.rounds = EvictionScheduler(executor, memory, clock, max_round_kvs, self.running, config)
+        self.first_tokens = FirstTokens(memory, self.waiting, self.running)
         self.decisions = CompressionDecisions(memory, self.rounds.total)
         # Sequences whose pictures cannot be computed, and why.
         self._failed: dict[Sequence, str] = {}
@@ -306,6 +308,7 @@ class Scheduler:
         self.rounds.note(step, result.kept)
         advance(step, result.offsets, self.memory, self.drafts, self.accounts)
         if seconds is not None and not any(each.request.expected for each in step.sequences[:1]):
+            self.first_tokens.note_step(seconds if period is None else period)
             tokens = result.offsets[-1] if result.offsets else len(step.samplers)
             self.drafts.record(step.plan, tokens, seconds if period is None else period)
             self.decisions.record(step.plan, seconds)

@@ -31,7 +31,7 @@ class StrictResponse(JSONResponse):
 async def complete(
     service: Service, request: Request, endpoint: Endpoint, body: Mapping[str, Any]
 ) -> Response:
-    asked = read_body(endpoint, body, service.llm.sampling_defaults, served=True)
+    asked = read_body(endpoint, body, service.llm.conversation_defaults, served=True)
     stream, form = await _submit(service, request, asked, deltas=asked.stream)
     if asked.stream:
         texts = _events(stream, asked, ChunkStream(form))
@@ -96,7 +96,7 @@ async def _submit(
 ) -> tuple[RequestStream, ResponseForm]:
     model, state = service.check_model(asked.model), request.state
     work = service.submit(asked, state.tenant, state.request_id, deltas=deltas)
-    stream = await unless_disconnected(request.receive, work)
+    stream = state.stream = await unless_disconnected(request.receive, work)
     return stream, ResponseForm(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
 
 

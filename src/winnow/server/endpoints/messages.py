@@ -56,7 +56,10 @@ async def _asked(
     """
     session = {} if counted else cache_session(body)
     asked = read_body(
-        Endpoint.CHAT, session | chat_body(body, counted=counted), service.llm.sampling_defaults, served=True
+        Endpoint.CHAT,
+        session | chat_body(body, counted=counted),
+        service.llm.conversation_defaults,
+        served=True,
     )
     if body.get("context_management") is None:
         return asked, None, 0

@@ -33,7 +33,7 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
     stored = store is not False and kept.max_bytes > 0
     if stored and not chat.get("prompt_cache_key"):
         chat.setdefault("session_id", named or (name if before is None else before.first_id))
-    asked = read_body(Endpoint.CHAT, chat, service.llm.sampling_defaults, served=True)
+    asked = read_body(Endpoint.CHAT, chat, service.llm.conversation_defaults, served=True)
     model = service.check_model(asked.model)
     writer = ResponseWriter(body, model, int(time.time()), stored, name)
 

@@ -8,7 +8,7 @@ const CHAT = "winnow-chat:", SETTINGS = ["system", "temperature", "max-tokens", 
 const WHOLE = 4e6, SIDE = 2048;  // larger files are scaled to this side, in pixels: the server's model sees no more
 const SAVE_MS = 500;
 const running = new Map();  // of each conversation that is answered: what stops it
-let chats = new Map(), current = null, pictures = [], sampling = {}, context = null;
+let chats = new Map(), current = null, pictures = [], context = null;
 
 const store = {
   read(name) { try { return JSON.parse(localStorage.getItem(name)) } catch { return null } },
@@ -242,7 +242,7 @@ async function answer(chat) {
   // A question that got no answer is left out with it, unless it is asked again now: templates want turns that alternate.
   const turn = index => chat.messages[index].role === "user" ? chat.messages[index + 1] : chat.messages[index];
   const asked = chat.messages.filter((_, index) => !turn(index) || textOf(turn(index))).map(({ role, content }) => ({ role, content }));
-  const system = at("system").value, body = { messages: system ? [{ role: "system", content: system }, ...asked] : asked, stream: true, stream_options: { include_usage: true }, ...sampling };
+  const system = at("system").value, body = { messages: system ? [{ role: "system", content: system }, ...asked] : asked, stream: true, stream_options: { include_usage: true } };
   for (const [id, name] of [["temperature", "temperature"], ["max-tokens", "max_tokens"], ["compression", "compression"]]) if (at(id).value !== "") body[name] = Number(at(id).value);
   const stop = new AbortController(), message = { role: "assistant", content: "", open: true, note: "reading the question" }, began = performance.now();
   let first = null, saved = began, facts = [], eviction = null, drawn = false;
@@ -350,11 +350,9 @@ async function introduce() {
     const found = (await (await check(await fetch("v1/models", { headers: headers() }))).json()).data[0];
     context = found.max_model_len;
     at("model").textContent = `${found.id} · context ${context.toLocaleString("en")} tokens`;
-    if (["temperature", "top_k", "top_p", "min_p"].every(name => !(name in found.sampling_defaults))) {
-      sampling = { temperature: .3, top_p: .95, min_p: .05 };
-      at("temperature").placeholder = "0.3";
-      at("sampled").textContent = "The model recommends no sampling: temperature 0.3, top_p 0.95, min_p 0.05 are taken.";
-    }
+    const { temperature, top_p, min_p } = { temperature: 1, ...found.sampling_defaults };
+    at("temperature").placeholder = temperature;
+    at("sampled").textContent = [`Sampled at temperature ${temperature}`, top_p && `top_p ${top_p}`, min_p && `min_p ${min_p}`].filter(Boolean).join(", ") + ".";
     draw();
   } catch (error) { at("model").textContent = error.message }
 }
