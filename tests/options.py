@@ -39,7 +39,8 @@ OTHERS = {
 
 def base_options(part: str, name: str) -> dict[str, Any]:
     """What the option `name` of `part` needs beside it."""
-    return {"weight_dtype": "int8"} if name == "weight_wide" else {}
+    beside = {"weight_wide": {"weight_dtype": "int8"}, "batch_invariant": {"enable_prefix_caching": False}}
+    return dict(beside.get(name, {}))
 
 
 def other_value(part: str, name: str) -> Any:

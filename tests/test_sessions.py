@@ -185,7 +185,7 @@ def test_old_turns_are_compressed(open_llm: Any) -> None:
 
 
 def test_conversations_with_recurrent_layers(tmp_path: Path) -> None:
-    """Turns compute their own tokens; states cannot be compressed, so what is too large is forgotten as a whole."""
+    """Turns compute their own tokens; states cannot be compressed, so what is too large is the prefix cache's."""
     save(HYBRIDS["qwen3.5"], tmp_path)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     options: dict[str, Any] = {"block_size": 4, "kv_memory": "8MiB"}
@@ -199,17 +199,24 @@ def test_conversations_with_recurrent_layers(tmp_path: Path) -> None:
             [output] = llm.generate([history], params, session_id="one")
             assert output.outputs[0].token_ids == plain.generate([history], params)[0].outputs[0].token_ids
             finish(llm)
-            assert output.num_cached_tokens == (len(history) - 51 if turn in (1, 2, 3) else 0)
-            assert bool(llm.sessions()) == (turn < 3)
+            assert output.num_cached_tokens == (len(history) - 51 if turn else 0)
+            assert llm.sessions()[0].outgrown == (turn >= 3)
             history += output.outputs[0].token_ids
-        assert llm.stats().sessions_dropped == 2 and llm.stats().session_compressions == 0
+        assert (llm.stats().sessions_outgrown, llm.stats().sessions_dropped) == (1, 0)
 
 
-def test_a_conversation_beyond_its_memory_is_forgotten(open_llm: Any) -> None:
+def test_a_conversation_beyond_its_memory_is_the_prefix_caches(
+    open_llm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said, once, and its turns are not computed anew."""
     llm = open_llm(session_memory=1000)
-    converse(llm, ["Hello there, who are you?"], ANSWER, session_id="one")
+    outputs = converse(llm, ["Hello there, who are you?", "Why?", "How?"], ANSWER, session_id="one")
     finish(llm)
-    assert llm.sessions() == [] and llm.stats().sessions_dropped == 1
+    [session] = llm.sessions()
+    assert session.outgrown and [each.outgrown for each in outputs] == [False, True, True]
+    assert all(later.num_cached_tokens > 0 for later in outputs[1:])
+    assert (llm.stats().sessions_outgrown, llm.stats().sessions_dropped) == (1, 0)
+    assert [each.message for each in caplog.records if "session 'one' has" in each.message].__len__() == 1
 
 
 def test_the_least_recently_used_of_a_tenant_go_first(open_llm: Any) -> None:

@@ -25,7 +25,7 @@ SAMPLE: dict[str, Any] = {
     "eviction": "snapkv", "reuse": "documents", "compression": 2.0, "kv_budget": 5, "context_tokens": 5,
     "template_tail": 1,
     "answer_prefix": 1, "protect": [[0, 1]], "earlier_rounds": [[5, 3]],
-    "forced_tokens": [5], "bad_words": ["x"], "reuse": "exact",
+    "forced_tokens": [5], "bad_words": ["x"],
     "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
     "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "session_id": "s",
     "session_memory": "1MiB", "ttl": 5, "prefetch": True, "release": True, "max_tokens": 5, "logprobs": 1, "echo": True,

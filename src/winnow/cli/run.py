@@ -50,7 +50,8 @@ the same command: no finished line is computed again. OUT.jsonl.journal remember
 it is; it may be deleted once the run is complete.
 
 Several machines share a file by --shard 1/4, 2/4, ..., each with an output of its own; `winnow merge`
-joins the outputs. Every line gets the answer that it has without shards.
+joins the outputs. Every line has the seed, and in float32 the answer, that it has without shards; in
+bfloat16 near ties may turn out otherwise in other batches, unless --batch-invariant is set.
 
 Lines may be added to PROMPTS.jsonl: the same command continues with them. - and pipes are read to
 their end first. With -o - answers go to standard output, the closing table and progress to

@@ -36,6 +36,11 @@ class EngineConfig:
         return eviction.compression not in (None, AUTO) and not any(said)
 
     def __post_init__(self) -> None:
+        if self.scheduler.batch_invariant and (self.cache.enable_prefix_caching or not self.model.optimize):
+            raise ConfigError(
+                "batch_invariant needs enable_prefix_caching false, since others cut what they share elsewhere, and "
+                f"optimize, got {self.cache.enable_prefix_caching} and {self.model.optimize}"
+            )
         if self.model.tensor_parallel_size > 1 and self.cache.value_tier is not None:
             raise ConfigError(
                 "value_tier does not go with tensor_parallel_size above 1, got "

@@ -97,6 +97,12 @@ class SchedulerConfig:
     prefill_chunk: int | None = option(
         512, "most prompt tokens of one request in one step; none: whole prompts", parse=optional_int
     )
+    batch_invariant: bool = option(
+        False,
+        "cut prompts at multiples of prefill_chunk whatever else runs, so that greedy answers of the whole cache "
+        "depend on no other request, to the last bit; on a CPU, without prefix cache and drafts",
+        effect=Effect.ALWAYS,
+    )
     scheduling_policy: str = option(
         "priority",
         "who is served first: fcfs: who came first; priority: the greater priority, which may park lower ones that "
@@ -174,6 +180,16 @@ class SchedulerConfig:
                 )
         object.__setattr__(self, "tenants", parse_tenants(self.tenants))
         object.__setattr__(self, "speculative_config", parse_speculative(self.speculative_config))
+        if self.batch_invariant:
+            require(
+                self.speculative_config is None, "speculative_config", "left out with batch_invariant", "one"
+            )
+            most = self.max_num_batched_tokens - self.max_num_seqs + 1
+            if self.prefill_chunk is None or self.prefill_chunk > most:
+                raise ConfigError(
+                    f"prefill_chunk must be at most {most} with batch_invariant (max_num_batched_tokens less all other "
+                    f"sequences' tokens), got {self.prefill_chunk}"
+                )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every running "

@@ -91,6 +91,7 @@ class Counters:
             session_tokens=sessions.reused_tokens,
             session_seconds=sessions.reused_tokens * seconds["prefill"] / max(requests.prompt_tokens, 1),
             session_compressions=sessions.num_compressions,
+            sessions_outgrown=sessions.num_outgrown,
             sessions_dropped=sessions.num_dropped,
             sessions_released=sessions.num_released,
             num_steps=self.num_steps,

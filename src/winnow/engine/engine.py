@@ -418,7 +418,7 @@ class Engine:
             try:
                 request = self._admit(new)
             except InvalidRequestError:  # its budget is too small for what stays whole
-                sessions.drop_unless_kept(new)
+                sessions.leave_whole(new)
                 continue
             self.requests.add(request)
             self.scheduler.add(request)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from winnow.attention import AttentionBackend, open_backend
+from winnow.attention.backends import backend_name
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
@@ -20,6 +21,7 @@ from winnow.cache.rank_rows import RankRows, join_states
 from winnow.config import EngineConfig, ModelConfig
 from winnow.engine.executor import VisionTower
 from winnow.engine.plan import StepResult
+from winnow.errors import ConfigError
 from winnow.executor.rank_team import RankTeam
 from winnow.executor.torch_executor import SubmittedStep, TorchExecutor
 from winnow.models import LoadedModel, load_model
@@ -46,7 +48,10 @@ def build_executor(
 
 
 def _backend(loaded: LoadedModel, config: EngineConfig, layout: CacheLayout) -> AttentionBackend:
-    backend = open_backend(config.model.attention_backend, loaded.device, layout)
+    name = backend_name(config.model.attention_backend, loaded.device, layout)
+    if config.scheduler.batch_invariant and name != "native":
+        raise ConfigError(f"batch_invariant needs attention_backend native, on a CPU, got {name}")
+    backend = open_backend(name, loaded.device, layout)
     if config.model.verify_model:
         verify_codec(loaded, layout, config.model.attention_backend)
     return backend

@@ -34,6 +34,8 @@ class Session:
         rule: of the snapshot; a policy of None has compressed it for its age, and any request continues with it.
         keys: under which the index may hold it, those of the first tokens first.
         whole_from: the first token behind which compressions for its age have left everything.
+        outgrown: it is larger than its `memory`, and cannot be compressed to it; the prefix cache keeps it as it keeps
+            any prefix.
         kept: no room is made of it until `kept_until`, where it is idle; else it gives way after others.
     """
 
@@ -49,6 +51,7 @@ class Session:
     rule: SessionRule | None = None
     whole_from: int = 0
     memory: int | None = None
+    outgrown: bool = False
     kept: bool = False
     kept_until: float = 0.0
     last_used: float = 0.0

@@ -1,5 +1,6 @@
 """Whose conversations continue, as handles on what the prefix index holds of their last states; and how they age."""
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
@@ -13,9 +14,9 @@ from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.layout import CacheLayout
 from winnow.engine.memory.chains import SessionRule
 from winnow.engine.memory.file_store import FileStore
-from winnow.engine.memory.session import Retention, Session, SessionKey, own_keys
+from winnow.engine.memory.session import Retention, Session, SessionKey, own_keys, session_key
 from winnow.engine.requests.new_request import NewRequest
-from winnow.engine.requests.request import Sequence
+from winnow.engine.requests.request import Request, Sequence
 from winnow.eviction import EvictionPolicy
 from winnow.eviction.budgets import AdaptiveRows
 from winnow.eviction.policy import Keep, When
@@ -24,6 +25,9 @@ from winnow.outputs import SessionStats
 from winnow.sampling import SamplingParams
 from winnow.values.session_request import SessionRequest
 from winnow.values.tenants import TenantName, TenantTable
+from winnow.values.units import format_bytes
+
+_log = logging.getLogger("winnow")
 
 MAX_SESSIONS = 10_000
 TIERS = ("device", "partly", "disk", "gone")
@@ -35,8 +39,8 @@ class Sessions:
 
     A request of a session begins with the longest prefix that is known, to the last common token; where rounds have
     compressed the session, with what they left, if all its tokens and its policy are the same. A session of more than
-    `memory` bytes has its oldest turns compressed (None: no limit); beyond what one of `tenants` may take, the least
-    recently used of it are forgotten.
+    `memory` bytes has its oldest turns compressed (None: no limit); one that cannot be so small is left to the prefix
+    cache. Beyond what one of `tenants` may take, the least recently used of it are forgotten.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Sessions:
         self.retention = Retention(ledger, clock, files, self._sessions, caching)
         self._due: list[Session] = []
         self.reused_tokens = self.num_compressions = self.num_dropped = self.num_released = 0
+        self.num_outgrown = 0
 
     def continue_chain(self, sequence: Sequence, chain: PrefixChain) -> None:
         """Add the compressed state of its session to a sequence's chain, if the sequence may continue from it."""
@@ -122,6 +127,7 @@ class Sessions:
     def release(self, sequence: Sequence) -> None:
         """Keep the session of a sequence that has ended for its ttl, or forget it, if that was its last turn."""
         terms = sequence.request.session
+        sequence.request.outgrown = self.is_outgrown(sequence.request)
         self.retention.end(sequence.request)
         if terms is not None and terms.release:
             self.num_released += self.drop(terms.name, sequence.request.tenant)
@@ -136,7 +142,7 @@ class Sessions:
             if (request := aging_request(session, self._ledger.layout)) is not None:
                 session.aging = True
                 return request
-            self._drop_for_room(session)
+            self._leave_to_cache(session)
         return None
 
     def list(self, tenant: TenantName = None, *, all_tenants: bool = False) -> "list[SessionStats]":
@@ -204,7 +210,9 @@ class Sessions:
             if may_age:
                 self._due.append(session)
             else:  # compressed as far as it may be
-                self._drop_for_room(session)
+                self._leave_to_cache(session)
+        else:
+            session.outgrown = False
         for each in [*islice(self._sessions.values(), max(len(self._sessions) - MAX_SESSIONS, 0))]:
             self._drop_for_room(each)
         limit = self._tenants.of(session.tenant).session_memory
@@ -218,10 +226,30 @@ class Sessions:
             total -= self._bytes(each)
             self._drop_for_room(each)
 
-    def drop_unless_kept(self, new: NewRequest) -> None:
+    def leave_whole(self, new: NewRequest) -> None:
+        """Leave the session of a compression that was refused as it is."""
         assert new.session is not None, "it is a session's"
         if (session := self._sessions.get((new.tenant, new.session.name))) is not None:
-            self._drop_for_room(session)
+            self._leave_to_cache(session)
+
+    def is_outgrown(self, request: Request) -> bool:
+        session = self._sessions.get(session_key(request))
+        return session is not None and session.outgrown
+
+    def _leave_to_cache(self, session: Session) -> None:
+        """Let a session be larger than its memory, for computing it anew would cost more; the prefix cache makes room
+        of it like of any prefix."""
+        session.aging = False
+        if not session.outgrown:
+            session.outgrown = True
+            self.num_outgrown += 1
+            assert session.memory is not None, "else nothing is too large"
+            _log.warning(
+                "session %r has %d tokens, %s, and its turns cannot be compressed to its session_memory of %s: the "
+                "prefix cache keeps it, as long as it has room",
+                *(session.name, len(session.token_ids)),
+                *(format_bytes(self._bytes(session)), format_bytes(session.memory)),
+            )
 
     def _drop_for_room(self, session: Session) -> None:
         session.aging = False
@@ -245,6 +273,7 @@ class Sessions:
             num_tokens=len(session.token_ids),
             num_turns=session.num_turns,
             compressed=session.snapshot is not None,
+            outgrown=session.outgrown,
             idle_seconds=self._clock() - session.last_used,
             retained_seconds=max(session.kept_until - self._clock(), 0.0),
         )
