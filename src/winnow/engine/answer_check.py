@@ -51,13 +51,12 @@ class AnswerCheck:
         is_new = self._num_taken + len(self._waiting) + 1 <= wanted and len(self._waiting) < _MOST_WAITING
         if not is_new and self._random.random() * self._num_known >= len(self._waiting):
             return
-        plain = replace(params, n=1, logprobs=None, prompt_logprobs=None, reuse=EXACT)
-        least = min(params.min_tokens, len(answer))
+        least, plain = min(params.min_tokens, len(answer)), {"logprobs": None, "prompt_logprobs": None}
         new = NewRequest(
             request.request_id,
             None,
             list(request.prompt_token_ids),
-            replace(plain, max_tokens=len(answer), min_tokens=least, **_WHOLE),
+            replace(params, n=1, reuse=EXACT, max_tokens=len(answer), min_tokens=least, **plain, **_WHOLE),
             tenant=request.tenant,
             final_only=True,
             images=request.images,
