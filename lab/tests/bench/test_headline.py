@@ -41,6 +41,29 @@ def test_cells_are_measured_once_and_shown_beside_each_other(
     assert '"speed/600/500/full"' in first and '"speed/600/600/full"' in second
     pools = {json.loads(row)["kv_memory"] for row in (mixed_row, first, second)}
     assert len(pools) == 1, "one pool for all contexts"
+    # Batch-Max's batches: memory of two sequences of 508, so that 4 do not fit; 128 KVs of each and 64 more fit 4.
+    static = [
+        *words,
+        "--static",
+        "--methods",
+        "extreme-decode,batch-max",
+        "--kv-budgets",
+        "192",
+        "--part",
+        "speed",
+    ]
+    static += ["--requests", "4", "--kv-seqs", "2", "--journal", str(tmp_path / "static.jsonl")]
+    assert run_study(Options, study, [*static, "--compressions", ""]) == 0
+    batches = {
+        row["cell"]: row["most"]
+        for row in map(json.loads, (tmp_path / "static.jsonl").open())
+        if "cell" in row
+    }
+    assert batches == {
+        "speed/500-static/500/full": 2,
+        "speed/500-static/500/extreme-decode": 2,
+        "speed/500-static/500/batch-max 192 KVs": 4,
+    }
     capsys.readouterr()
     with pytest.raises(SystemExit, match="other work: seed"):
         run_study(Options, study, [*words, "--seed", "1"])

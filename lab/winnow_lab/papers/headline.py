@@ -5,6 +5,7 @@
     python -m winnow_lab.papers.headline                                 # the page of what there is
     python -m winnow_lab.papers.headline --methods full,kv-compress,snapkv-w8:pool=text,int8 --kv-budgets 64,128
     python -m winnow_lab.papers.headline --methods extreme-decode,batch-max --task gsm8k --shots 16 --new-tokens 512
+    python -m winnow_lab.papers.headline --part speed --static --methods extreme-decode,batch-max --new-tokens 512
 
 KV-Compress, figures 1, 4, 7 and 8, tables 1 and 2; Batch-Max, tables 1 and 2. A method is `full`, `int8`, or a preset
 or a variant of one (winnow_lab.evaluate.variants), and options of the engine behind colons. `kv-compress` and
@@ -117,6 +118,9 @@ class Options(AskedTask, RealModelOptions):
         (2000, 3500), "tokens of a prompt, where the task leaves that free", least=500
     )
     mixed: bool = flag(False, "time prompts of all contexts together")
+    static: bool = flag(
+        False, "time padded batches that divide the requests, each begun when the last has ended"
+    )
     compressions: tuple[float, ...] = flag((), f"(default: {_COMPRESSIONS} without --kv-budgets)", least=1)
     kv_budgets: tuple[int, ...] = flag(
         (), "KVs kept in each row on average, in place of compressions", least=1
@@ -171,6 +175,10 @@ class Options(AskedTask, RealModelOptions):
     def longest(self) -> int:
         """The context whose sequences the memory of timed runs is made for: one pool for all contexts."""
         return max(self.contexts)
+
+    def timed(self, group: str, cell: "Cell") -> str:
+        """Return the name of a cell's timed rows."""
+        return _name("speed", f"{self.longest}{'-static' * self.static}", group, cell.label)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -243,7 +251,7 @@ def speed(options: Options, journal: CellJournal, until: float) -> None:
     asked, config = Prompts(), EngineConfig.from_options(_engine(options, options.longest, options.requests))
     memory = kv_memory_for(config, options.kv_seqs, options.longest + options.new_tokens)
     for number, group, cell in product(range(options.rounds), options.groups, options.cells):
-        name, context = _name("speed", options.longest, group, cell.label), max(options.groups[group])
+        name, context = options.timed(group, cell), max(options.groups[group])
         if len(journal.rows.get(name, [])) > number:
             continue
         own = _engine(options, context, options.requests)
@@ -251,25 +259,58 @@ def speed(options: Options, journal: CellJournal, until: float) -> None:
             each_kind = product(options.groups[group], options.kinds)
             by_kind = [prompts_of(options, llm, tokens, kind, asked) for tokens, kind in each_kind]
             prompts = [each for turn in zip(*by_kind, strict=True) for each in turn][: options.requests]
-            journal.add(name, {**_timed(llm, prompts, options.new_tokens, cell), "kv_memory": memory})
+            batch = static_batch(llm, prompts, options, cell, memory) if options.static else None
+            journal.add(name, {**_timed(llm, prompts, options.new_tokens, cell, batch), "kv_memory": memory})
         if time.monotonic() > until:
             return
 
 
-def _timed(llm: LLM, prompts: Sequence[TimedPrompt], new_tokens: int, cell: Cell) -> dict[str, Any]:
+def static_batch(llm: LLM, prompts: Sequence[TimedPrompt], options: Options, cell: Cell, memory: int) -> int:
+    """Return Batch-Max's batch (4.1 and appendix): the largest that divides the prompts, below the first, b0, that runs
+    out of memory. Prompts of a batch are computed together, so that memory holds them whole, whatever is evicted behind
+    them, unless rounds fall within them.
+
+    Raises:
+        ConfigError: memory does not hold one prompt.
+    """
+    eviction, longest = (
+        options.engines[cell.method].get("eviction", FULL),
+        max(len(p.token_ids) for p in prompts),
+    )
+    when = (find_preset(eviction).policy if isinstance(eviction, str) else eviction).when
+    held = longest + options.new_tokens if when.never else longest
+    if when.in_prefill:
+        budget = cell.amount.kv_budget or -int(-longest // (cell.amount.compression or 4.0))
+        held = min(held, budget if when.within else budget + (when.prefill_every or 0))
+    most = memory // llm.kv_bytes(held)
+    if not most:
+        raise ConfigError(f"--kv-seqs must be such that memory holds {held} KVs a row of one prompt")
+    return max(batch for batch in range(1, most + 1) if len(prompts) % batch == 0)
+
+
+def _timed(
+    llm: LLM, prompts: Sequence[TimedPrompt], new_tokens: int, cell: Cell, batch: int | None = None
+) -> dict[str, Any]:
+    """Time all prompts together; or in batches of `batch`, padded on the left to the longest."""
     llm.generate(list(prompts[0].token_ids), fixed_length(2))
-    params = fixed_length(new_tokens, **cell.asked)
-    done = answer_all(llm, [(each.token_ids, params) for each in prompts])
-    batches = [step.outputs for step in done.steps if step.outputs]
-    pairs = zip(prompts, done.answers, strict=True)
+    params, size = fixed_length(new_tokens, **cell.asked), batch or len(prompts)
+    longest = max(len(each.token_ids) for each in prompts) if batch else 0
+    asked = [
+        ([*each.token_ids[:1] * (longest - len(each.token_ids)), *each.token_ids], params) for each in prompts
+    ]
+    runs = [answer_all(llm, asked[first : first + size]) for first in range(0, len(asked), size)]
+    batches = [step.outputs for run in runs for step in run.steps if step.outputs]
+    answers, seconds = [each for run in runs for each in run.answers], sum(run.seconds for run in runs)
     return {
-        "seconds": done.seconds,
-        "rounds": done.parts["evict"] / done.seconds,
-        "tokens": sum(len(each.token_ids) for each in prompts) + sum(map(len, done.answers)),
+        "seconds": seconds,
+        "rounds": sum(run.parts["evict"] for run in runs) / seconds,
+        "tokens": sum(len(each.token_ids) for each in prompts) + sum(map(len, answers)),
         "batch": statistics.fmean(batches),
         "most": max(batches),
-        "preemptions": done.counted("num_preemptions"),
-        "scores": [prompt.score(answer, llm.tokenizer) for prompt, answer in pairs],
+        "preemptions": sum(run.counted("num_preemptions") for run in runs),
+        "scores": [
+            prompt.score(answer, llm.tokenizer) for prompt, answer in zip(prompts, answers, strict=True)
+        ],
     }
 
 
@@ -300,7 +341,7 @@ class Line:
         for kind, first in product(options.kinds, range(0, options.prompts, _BLOCK)):
             for row in journal.rows.get(_name("answers", context, cell.label, kind, first), []):
                 blocks[_name(kind, first)] = row
-        timed = journal.rows.get(_name("speed", options.longest, context, cell.label), [])
+        timed = journal.rows.get(options.timed(context, cell), [])
         return cls(blocks, timed[: options.rounds], full)
 
     def scores(self, kind: str = "") -> list[float]:
