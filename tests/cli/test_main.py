@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 from fake_llm import FakeLLM
 from refusals import check_refused
 
+from winnow import __version__
 from winnow.cli.main import COMMANDS, OF_THE_LAB, Parser, main
 from winnow.errors import UsageError
 from winnow.models.load.hub import is_repository
@@ -481,3 +482,18 @@ def test_what_is_read_is_never_written_over(
         "bench throughput --json model/config.json --model model": "--json must not be a file of --model",
     }
     check_refused(main, commands, tmp_path, capsys)
+
+
+def test_doctor_tells_what_a_report_needs_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy")
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror")
+    assert main(["doctor"]) == 0
+    told = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert told["winnow:"].startswith(__version__) and told["HF_ENDPOINT:"] == "http://mirror"
+    assert f"torch {version('torch')}" in told["packages:"] and "ruff" not in told["packages:"]
+    assert {"kernels:", "memory:", "processor:", "python:"} <= told.keys()
+    assert "secret" not in str(told) and told["HF_TOKEN:"] == told["HTTPS_PROXY:"] == "(set)"

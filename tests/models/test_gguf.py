@@ -126,13 +126,21 @@ def test_text_and_chat_by_the_files_own_tokenizer(plain: Path) -> None:
     assert llm.tokenizer.decode(chatted.prompt_token_ids) == "user: hello\nassistant:"
 
 
-def test_digits_are_parted_where_the_file_says_so(tmp_path: Path) -> None:
-    # As the tokenizer that SmolLM publishes does; transformers' reader takes "  6" for " " and " 6".
-    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), tokenizer="smollm")
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        # As the tokenizer that SmolLM publishes does; transformers' reader takes "  6" for " " and " 6".
+        ("smollm", ["it", "'s", "ĠĠ", "6", "6", "6", "6"]),
+        ("glm4", ["it", "'s", "Ġ", "Ġ", "666", "6"]),
+        ("exaone4", ["it", "'s", "Ġ", "Ġ6666"]),
+    ],
+)
+def test_text_is_cut_as_the_file_says(rule: str, expected: list[str], tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), tokenizer=rule)
     loaded = load_model(ModelConfig(path))
     assert loaded.tokenizer is not None
-    parts = loaded.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("is  66")
-    assert [text for text, _ in parts] == ["is", "ĠĠ", "6", "6"]
+    parts = loaded.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("it's  6666")
+    assert [text for text, _ in parts] == expected
 
 
 def test_ends_where_the_file_says(tmp_path: Path) -> None:

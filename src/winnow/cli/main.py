@@ -51,6 +51,7 @@ COMMANDS = {
     "cache": "list or clear the models that are kept for their next start",
     "pack": "keep a model as this processor reads it, to start in a second and with less memory",
     "check": "load a model and compare it with its own code",
+    "doctor": "print what a report of a fault needs",
     "prefix": "save a compressed document, so that prompts that begin with it start from there",
     "policies": "list the eviction policies, or show one in full",
 }

@@ -20,7 +20,7 @@ _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "ex
 _AS_GPT2 = (
     "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "mellum",
     "modern-bert", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code",
-    "roberta-bpe", "a.x-4.0",
+    "roberta-bpe", "a.x-4.0", "exaone4",
 )  # fmt: skip
 # The expressions of "default", each of which cuts what those before it have left.
 _DEFAULT = (
@@ -34,7 +34,7 @@ _WHOLE_WORDS = (
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken",
 )  # fmt: skip
 # The expression of these cuts numbers into groups of as many digits.
-_DIGITS = {"qwen2": "", **dict.fromkeys(("llama3", "llama-v3", "llama-bpe"), "{1,3}")}
+_DIGITS = {"qwen2": "", **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "glm4", "chatglm-bpe"), "{1,3}")}
 _WORDS_AND_DIGITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
