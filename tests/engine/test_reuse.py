@@ -1,6 +1,7 @@
 """Documents that were computed once stand elsewhere in other prompts."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from tiny_llama import greedy, prompt, save_tiny_llama
 from winnow import LLM, Document, RequestOutput
 from winnow.errors import InvalidRequestError
 from winnow.models.bind.rotation import ModelRotation
+from winnow.openai.tools import read_template_options
 from winnow.outputs import LogprobDict
 from winnow.prompts import list_prompts
 
@@ -270,6 +272,17 @@ def test_documents_are_written_between_texts() -> None:
         assert found.text == "Read.\nAda lives in Oslo.\nBo lives in Rome.\nWhere does Bo live?"
         pieces = [llm.tokenizer.decode(found.token_ids[a:b]) for a, b in found.documents]  # type: ignore[union-attr]
         assert [each.strip() for each in pieces] == ["Ada lives in Oslo.", "Bo lives in Rome."]
+        # vLLM's field of chat requests, where the template shows it.
+        body: dict[str, Any] = {"documents": [{"title": "Bo", "text": "Bo lives in Rome.\n"}]}
+        shown = "{% for each in documents %}{{ each.text }}{% endfor %}{{ messages[0].content }}"
+        asked, options = [{"role": "user", "content": "Where?"}], read_template_options(body)
+        chat = llm.tokenize_chat(asked, replace(options, template=shown))
+        [(start, end)] = chat.documents
+        assert llm.tokenizer.decode(chat.token_ids[start:end]).strip() == "Bo lives in Rome."  # type: ignore[union-attr]
+        with pytest.raises(
+            InvalidRequestError, match="documents must be texts that the model's chat template shows"
+        ):
+            llm.tokenize_chat(asked, replace(options, template="{{ messages[0].content }}"))
         with pytest.raises(InvalidRequestError, match="prompt must be texts and documents"):
             llm.tokenize(cast("Any", [Document("x"), 3]))
         with pytest.raises(InvalidRequestError, match="text of a document must be text"):

@@ -22,7 +22,7 @@ SAMPLE: dict[str, Any] = {
     "prompt_logprobs": 1, "skip_special_tokens": False, "detokenize": True, "stream": True,
     "stream_options": {"include_usage": True}, "response_format": {"type": "text"},
     "structured_outputs": {"regex": "a"}, "priority": 1, "return_token_ids": True, "return_kept": True,
-    "eviction": "snapkv", "reuse": "documents", "compression": 2.0, "kv_budget": 5, "context_tokens": 5,
+    "eviction": "snapkv", "compression": 2.0, "kv_budget": 5, "context_tokens": 5,
     "template_tail": 1,
     "answer_prefix": 1, "protect": [[0, 1]], "earlier_rounds": [[5, 3]],
     "forced_tokens": [5], "bad_words": ["x"],
