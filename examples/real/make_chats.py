@@ -31,6 +31,7 @@ FACTS = (
     ("After the storm {who} moved to the village of {town}.", "Where did {who} move after the storm?"),
     ("The night train brought {who} to {town} without luggage.", "Where did the night train bring {who}?"),
 )
+# ruff: noqa: SIM905
 WORDS = {
     "who": "Marta Oskar Yusuf Henrike Dolores Pavel Ingrid Tomasz Amara Leopold Sunniva Ravi Bettina Caspar".split(),
     "where": "stove bookcase piano wardrobe fireplace mirror staircase cellar chimney dresser".split(),
@@ -45,7 +46,7 @@ def chats(count: int, words: int, seed: int) -> Iterator[dict[str, object]]:
     """Yield `count` chats of about so many words."""
     prose = shipped_sentences()
     for number in range(count):
-        rng = random.Random(f"{seed}/{number}")
+        rng = random.Random(f"{seed}/{number}")  # noqa: S311
         statement, question = FACTS[number % len(FACTS)]
         drawn = {name: rng.choice(choices) for name, choices in WORDS.items()}
         lines, length = list[str](), 0

@@ -145,7 +145,9 @@ def test_a_refusal_names_the_key_and_the_file(tmp_path: Path) -> None:
 
 def test_an_end_that_is_no_number_is_named(tmp_path: Path) -> None:
     path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), values={"tokenizer.ggml.eot_token_id": "<end>"})
-    with pytest.raises(UnsupportedModelError, match="eot_token_id must be a token's number below 400, got '<end>'"):
+    with pytest.raises(
+        UnsupportedModelError, match="eot_token_id must be a token's number below 400, got '<end>'"
+    ):
         load_model(ModelConfig(path))
 
 

@@ -52,7 +52,7 @@ class TenantAccounts:
         return max(self.held(of_tenant(tenant, running)) - self.guarantee(tenant), 0)
 
     def borrowers(self, running: SequenceType[Sequence]) -> SequenceType[Sequence]:
-        """Return sequences of tenants above their guarantee, which are preempted before others; all, if there are none."""
+        """Return sequences of tenants above their guarantee, which go before others; all, if there are none."""
         if not self.has_quotas:
             return running
         tenants = {sequence.request.tenant for sequence in running}
