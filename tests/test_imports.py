@@ -24,7 +24,7 @@ LAYERS = [
     ["anthropic", "ollama"],
     ["report", "models"],
     ["engine"],
-    ["executor", "inspect"],
+    ["executor"],
     ["engine_client"],
     ["llm", "beam_search"],
     ["batch"],

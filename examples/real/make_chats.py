@@ -31,13 +31,12 @@ FACTS = (
     ("After the storm {who} moved to the village of {town}.", "Where did {who} move after the storm?"),
     ("The night train brought {who} to {town} without luggage.", "Where did the night train bring {who}?"),
 )
-# ruff: noqa: SIM905
 WORDS = {
-    "who": "Marta Oskar Yusuf Henrike Dolores Pavel Ingrid Tomasz Amara Leopold Sunniva Ravi Bettina Caspar".split(),
-    "where": "stove bookcase piano wardrobe fireplace mirror staircase cellar chimney dresser".split(),
-    "what": "clock violin bicycle lantern kettle saddle telescope compass ladder accordion".split(),
-    "food": "mushrooms walnuts lentils oysters cherries cabbage garlic honey cheese plums".split(),
-    "town": "Ardmore Kelsey Birkholm Tarnow Valdera Ostrava Linden Marwick Selby Corvino".split(),
+    "who": "Marta Oskar Yusuf Henrike Dolores Pavel Ingrid Tomasz Amara Leopold Sunniva Ravi Bettina Caspar",
+    "where": "stove bookcase piano wardrobe fireplace mirror staircase cellar chimney dresser",
+    "what": "clock violin bicycle lantern kettle saddle telescope compass ladder accordion",
+    "food": "mushrooms walnuts lentils oysters cherries cabbage garlic honey cheese plums",
+    "town": "Ardmore Kelsey Birkholm Tarnow Valdera Ostrava Linden Marwick Selby Corvino",
 }
 ASKED = "Answer in one sentence, then explain where the text says so."
 
@@ -46,9 +45,9 @@ def chats(count: int, words: int, seed: int) -> Iterator[dict[str, object]]:
     """Yield `count` chats of about so many words."""
     prose = shipped_sentences()
     for number in range(count):
-        rng = random.Random(f"{seed}/{number}")  # noqa: S311
+        rng = random.Random(f"{seed}/{number}")  # noqa: S311  # no secret
         statement, question = FACTS[number % len(FACTS)]
-        drawn = {name: rng.choice(choices) for name, choices in WORDS.items()}
+        drawn = {name: rng.choice(choices.split()) for name, choices in WORDS.items()}
         lines, length = list[str](), 0
         while length < words:
             lines.append(rng.choice(prose).strip())

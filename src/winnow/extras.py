@@ -13,6 +13,10 @@ def install_hint(extra: str, distribution: str = ".") -> str:
     return f"in a checkout of Winnow, pip install '{distribution}[{extra}]'"
 
 
+def install_plugin(folder: str) -> str:
+    return f"in a checkout of Winnow, pip install ./plugins/{folder}"
+
+
 def find_plugin(group: str) -> Any:
     """Return what an installed distribution offers under the entry points `winnow.GROUP`; None: there is none."""
     found = next(iter(entry_points(group=f"winnow.{group}")), None)
@@ -24,7 +28,5 @@ def require_plugin(group: str, what: str, folder: str = "") -> Any:
     ConfigError: `what` needs it, and it is not installed."""
     found, name = find_plugin(group), folder or group
     if found is None:
-        raise ConfigError(
-            f"{what} needs winnow-{name}: in a checkout of Winnow, pip install ./plugins/{name}"
-        )
+        raise ConfigError(f"{what} needs winnow-{name}: {install_plugin(name)}")
     return found

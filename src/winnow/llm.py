@@ -24,8 +24,7 @@ from winnow.errors import ClosedError, ConfigError, InvalidRequestError
 from winnow.eviction import EvictionPolicy, resolve_policy
 from winnow.executor.build import build_engine, load_ranks, open_team, with_device_memory, with_fewer_bytes
 from winnow.executor.rank_team import RankTeam
-from winnow.extras import GET_THE_LAB
-from winnow.inspect import Inspection, KeptTokens
+from winnow.extras import GET_THE_LAB, require_plugin
 from winnow.media import MediaLoader
 from winnow.models import LoadedModel, PlainModel
 from winnow.models.load.memory import stored_kind, weight_bytes
@@ -207,13 +206,15 @@ class LLM(EngineClient):
 
     def inspect(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
-    ) -> Inspection:
-        """Answer one prompt, or a conversation, and report which tokens survived eviction, in which layer and head.
+    ) -> Any:
+        """Answer one prompt, or a conversation, and report which tokens survived eviction, in which layer and head: a
+        `winnow_inspect.Inspection`.
 
         The eviction round after the prompt comes before the answer's second token, so `max_tokens` is at least 2. An
         answer that ends with its first token has no such round and keeps all KVs.
 
         Raises:
+            ConfigError: winnow-inspect is not installed.
             InvalidRequestError: as `generate`; a policy that re-assigns positions; n above 1.
             RequestFailedError: the request failed while it was computed.
         """
@@ -223,14 +224,15 @@ class LLM(EngineClient):
             raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
         if params.max_tokens == 1:
             params = replace(params, max_tokens=2)
-        observer = KeptTokens()
+        plugin = require_plugin("inspect", "LLM.inspect")
+        observer = plugin.KeptTokens()
         opened, images = self._prompts.open_images(prompt)
         tokenized = self.tokenize_chat(opened) if is_conversation(prompt) else self.tokenize(opened)
         request = self.new_request(tokenized, params, observer=observer, final_only=True)
         [output] = self.driver.finish([request])
         output.raise_for_error()
         [eviction] = requested_eviction(self.config, params)
-        return Inspection.of(output, observer, eviction, self._tokenizer, images)
+        return plugin.Inspection.of(output, observer, eviction, self._tokenizer, images)
 
     def save_prefix(
         self,

@@ -110,7 +110,8 @@ def parsed(words: list[str]) -> Any:
     """The namespace of a command line."""
     parser = Parser()
     choices = parser.add_subparsers()
-    module = import_module(f"{'winnow_lab' if words[0] in OF_THE_LAB else 'winnow'}.cli.{words[0]}")
+    places = dict.fromkeys(OF_THE_LAB, "winnow_lab.cli") | {"inspect": "winnow_inspect"}
+    module = import_module(f"{places.get(words[0], 'winnow.cli')}.{words[0]}")
     module.configure(choices.add_parser(words[0]))
     return parser.parse_args([*words, *(["--trace", "x"] if words[0] == "simulate" else [])])
 
@@ -119,7 +120,10 @@ def test_commands_of_the_lab_join_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert set(lab.COMMANDS) == OF_THE_LAB
-    assert {point.value for point in entry_points(group="winnow.commands")} == {"winnow_lab.cli"}
+    assert {point.value for point in entry_points(group="winnow.commands")} == {
+        "winnow_lab.cli",
+        "winnow_inspect",
+    }
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())

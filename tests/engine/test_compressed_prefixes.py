@@ -12,7 +12,7 @@ from winnow import LLM, RequestOutput, SamplingParams
 from winnow.config import EngineConfig
 from winnow.eviction import PRESETS
 from winnow.eviction.scores import BelowAverage
-from winnow.inspect import KeptTokens
+from winnow_inspect import KeptTokens
 from winnow_lab.bench.presets import kv_memory_for
 
 BLOCK = 4

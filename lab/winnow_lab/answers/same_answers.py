@@ -22,7 +22,6 @@ import torch
 from winnow import LLM, SamplingParams
 from winnow.config import WEIGHT_DTYPES, EngineConfig
 from winnow.eviction import find_preset
-from winnow.inspect.page import Rows
 from winnow_lab.bench.presets import PRESETS, Workload, kv_memory_for, model_cache
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, run_study
@@ -70,7 +69,7 @@ class Answered:
     tokens: Sequence[int]
     logprobs: Sequence[float]
     """Of each token."""
-    rows: Rows
+    rows: tuple[tuple[tuple[int, ...], ...], ...]
     """By layer and head: prompt tokens whose KVs are held once the prompt's last round is over."""
 
 

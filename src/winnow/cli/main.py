@@ -24,7 +24,7 @@ from winnow.cli.flags.llama_cpp_flags import llama_cpp_hint
 from winnow.cli.flags.options import merge_model, rare_flags
 from winnow.cli.screen.terminal import named_standard_output, occupy_standard_streams, silence
 from winnow.errors import UsageError, WinnowError, known_names, nearest_name
-from winnow.extras import GET_THE_LAB
+from winnow.extras import GET_THE_LAB, install_plugin
 
 if TYPE_CHECKING:
     from winnow.eviction import EvictionPolicy
@@ -45,7 +45,6 @@ COMMANDS = {
     "generate": "stream the answer to one prompt",
     "chat": "talk to a model in the terminal",
     "serve": "serve the OpenAI API over HTTP",
-    "inspect": "show which tokens of a prompt survive eviction, in which layer and head",
     "pull": "fetch a model by its name",
     "list": "list the models that are here",
     "cache": "list or clear the models that are kept for their next start",
@@ -56,7 +55,10 @@ COMMANDS = {
     "policies": "list the eviction policies, or show one in full",
 }
 OF_THE_LAB = frozenset(("eval", "bench", "plan", "tune", "simulate"))
-"""Commands of winnow-lab, which join these by the entry points `winnow.commands`."""
+JOINED = dict.fromkeys(OF_THE_LAB, ("winnow-lab", GET_THE_LAB)) | {
+    "inspect": ("winnow-inspect", install_plugin("inspect"))
+}
+"""Commands that join these by the entry points `winnow.commands`: the distribution that has them, and how to get it."""
 
 
 # What a disk, a mount or a limit refuses, wherever it comes up; any other OSError is a fault of ours to be seen whole.
@@ -194,10 +196,9 @@ def _dispatch(argv: Sequence[str]) -> int:
     # Looking for entry points reads a file of each installed distribution.
     if not argv or argv[0] not in COMMANDS:
         joined = [point.load() for point in entry_points(group="winnow.commands")]
-        if not joined and argv and argv[0] in OF_THE_LAB:
-            raise UsageError(
-                f"`winnow {argv[0]}` is part of winnow-lab, which is not installed: {GET_THE_LAB}"
-            )
+        if argv and argv[0] in JOINED and not any(argv[0] in each.COMMANDS for each in joined):
+            name, command = JOINED[argv[0]]
+            raise UsageError(f"`winnow {argv[0]}` is part of {name}, which is not installed: {command}")
         groups += [(each.COMMANDS, each.MODULES) for each in joined]
     return run_command(parser, groups, argv)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 from winnow.engine.requests.new_request import KeptKVs
 from winnow.eviction import ResolvedPolicy
 from winnow.eviction.describe import brief_policy
-from winnow.inspect.page import Held, Picture, render
 from winnow.outputs import EvictionReport, RequestOutput
 from winnow.sampling import SamplingParams, TextStream
 from winnow.values.units import format_bytes
+from winnow_inspect.page import Held, Picture, render
 
 if TYPE_CHECKING:
     from PIL.Image import Image

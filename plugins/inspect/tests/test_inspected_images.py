@@ -17,9 +17,9 @@ from tests.server.test_dashboard import require_fit
 
 from winnow import LLM, SamplingParams
 from winnow.cli.main import main
-from winnow.inspect import Inspection
-from winnow.inspect.page import Picture
 from winnow.values.images import PromptImage, TokenGrid
+from winnow_inspect import Inspection
+from winnow_inspect.page import Picture
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, eviction="keydiff", kv_budget=12)
 MESSAGES = [

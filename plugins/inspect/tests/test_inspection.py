@@ -12,7 +12,7 @@ from winnow import LLM, RequestOutput, SamplingParams
 from winnow.engine.requests.new_request import KeptKVs
 from winnow.errors import InvalidRequestError
 from winnow.eviction import EvictionPolicy, Keep, KeyNorm, When
-from winnow.inspect import Held, Inspection, Token, read_tokens
+from winnow_inspect import Held, Inspection, Token, read_tokens
 
 TEXT = (
     "The instrument of Philip is piano. Marriage and family are key structures in most societies. While the two "

@@ -186,7 +186,7 @@ def render(
     """
     from jinja2 import Environment, StrictUndefined  # late: only pages need it
 
-    source = files("winnow.inspect").joinpath("page.html").read_text(encoding="utf-8")
+    source = files("winnow_inspect").joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     first = next(iter(moments.values()))
     spans = [_span(first, index, text) for index, text in enumerate(texts)]

@@ -14,9 +14,9 @@ from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable,
 from winnow.cli.prompt import add_image_flag, read_image, read_prompt
 from winnow.cli.screen.terminal import facts_table, show
 from winnow.errors import UsageError
-from winnow.inspect import Inspection
 from winnow.sampling import SamplingParams
 from winnow.values.json_values import dump_json
+from winnow_inspect import Inspection
 
 DESCRIPTION = """\
 Answer one prompt and show which of its tokens survive eviction, in which layer and head.
