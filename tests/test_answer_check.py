@@ -78,8 +78,8 @@ def test_checks_take_their_share_of_answers_and_time() -> None:
 
 def test_few_equal_answers_end_compression_of_auto() -> None:
     assert not AgreementRecord(checked=7, tokens=70, agreed=0).backs_off
-    assert AgreementRecord(checked=8, tokens=80, agreed=55).backs_off
-    assert not AgreementRecord(checked=8, equal=0, tokens=80, agreed=56).backs_off
+    assert AgreementRecord(checked=8, tokens=80, agreed=63).backs_off
+    assert not AgreementRecord(checked=8, equal=0, tokens=80, agreed=64).backs_off
     for checked, rounds in ((0, True), (8, False)):
         with LLM(**OPTIONS | {"kv_memory": "6MiB"}, compression="auto", check=0) as llm:
             record = llm.driver.engine.scheduler.decisions.agreement

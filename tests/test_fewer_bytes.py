@@ -49,3 +49,13 @@ def test_requests_count_bytes_where_the_engine_does(capsys: pytest.CaptureFixtur
         assert whole is None and counted is not None and named is not None
         assert counted.compression == pytest.approx(8 / factor, rel=0.05)
         assert named.compression == pytest.approx(8, rel=0.05)
+
+
+def test_auto_starts_with_int8_where_the_model_has_16_bits() -> None:
+    for dtype, asked, stored in (
+        ("bfloat16", {}, "int8"),
+        ("float32", {}, "float32"),
+        ("bfloat16", {"kv_cache_dtype": "auto"}, "bfloat16"),
+    ):
+        with LLM(kv_memory="4MiB", dtype=dtype, compression="auto", **asked) as llm:
+            assert llm.implementation()["KVs"] == stored and llm.config.eviction.compression == "auto"

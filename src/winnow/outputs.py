@@ -233,7 +233,8 @@ class AgreementRecord:
     sampled: int = 0
 
     LEAST_CHECKED: ClassVar[int] = 8
-    LEAST_SHARE: ClassVar[float] = 0.7
+    LEAST_SHARE: ClassVar[float] = 0.8
+    """SmolLM2, 16 chats of 1,400 tokens at 8x: .83 under `winnow-seen`, whose answers are right, .76 where none is."""
     MOST_LINES: ClassVar[int] = 100
 
     @property

@@ -30,10 +30,10 @@ class EngineConfig:
 
     @property
     def counts_bytes(self) -> bool:
-        """Whether `compression` is a number of bytes, for which a format of KVs is to be chosen."""
+        """Whether `compression` is of bytes, for which a format of KVs is to be chosen."""
         cache, eviction = self.cache, self.eviction
         said = cache.kv_cache_dtype, cache.kv_group, cache.kv_wide, cache.value_tier, eviction.eviction
-        return eviction.compression not in (None, AUTO) and not any(said)
+        return eviction.compression is not None and not any(said)
 
     def __post_init__(self) -> None:
         if self.scheduler.batch_invariant and (self.cache.enable_prefix_caching or not self.model.optimize):

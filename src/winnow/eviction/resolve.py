@@ -36,11 +36,14 @@ class ModelTraits:
         """Return whether a few rows carry all that is far away, as in models with windows in most layers."""
         return self.num_rows is not None and self.num_rows < _FEW_ROWS
 
+    @property
+    def auto_compression(self) -> float:
+        """Most compression of `compression=auto`: it costs few answers (docs/results/known.md)."""
+        return 4.0 if self.few_rows else 8.0
+
 
 UNKNOWN_MODEL = ModelTraits()
 _FEW_ROWS = 8
-AUTO_COMPRESSION = 8.0
-"""Most compression of `compression=auto`, where memory is short (docs/which-policy.md has what answers cost)."""
 _DEFAULT_COMPRESSION = 4.0
 
 
@@ -143,7 +146,7 @@ def resolve_policy(
     pool = None if policy.when.never else config.pool
     policy, amount = policy.with_pool(traits.text_pool, pool), config.amount
     if config.compression == AUTO:
-        policy, amount = _late(name, policy), Amount(AUTO_COMPRESSION)
+        policy, amount = _late(name, policy), Amount(traits.auto_compression)
     return ResolvedPolicy(name, policy, default_budget, amount, config.kv_floor)
 
 

@@ -12,7 +12,7 @@ import torch
 from winnow.attention.backends import backend_name
 from winnow.cache import CacheSize
 from winnow.cache.memory import release_cached
-from winnow.config import EngineConfig
+from winnow.config import AUTO, EngineConfig
 from winnow.config.engine import GPU_PART
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
@@ -147,8 +147,10 @@ _NEARLY_ALL = 1.1
 
 def with_fewer_bytes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
     """Return the configuration with a format of KVs, and so many of them, as take `compression` times fewer bytes where
-    that counts bytes. KVs keep the model's format where head size or backend refuse, or that has 8 bits itself."""
+    that counts bytes; with auto, int8 KVs of a model of 16 bits, which lose nothing. KVs keep the model's format where
+    head size or backend refuse, or that has 8 bits itself."""
     wanted: Any = config.eviction.compression
+    auto = wanted == AUTO
     if not config.counts_bytes:
         return config
 
@@ -160,14 +162,18 @@ def with_fewer_bytes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
 
     plain, whole, backend = opened("auto")
     try:
-        narrow, fewer, same = opened(next(name for most, name in _FEWER_BYTES if wanted <= most))
+        kv_format = "int8" if auto else next(name for most, name in _FEWER_BYTES if wanted <= most)
+        narrow, fewer, same = opened(kv_format)
     except ConfigError:
         return plain
-    if same != backend or loaded.dtype.itemsize < 2:
+    width = loaded.dtype.itemsize
+    if same != backend or width < 2 or (auto and width > 2):
         return plain
-    left = wanted * fewer / whole
-    amount = left if left >= _NEARLY_ALL else None
-    return replace(narrow, eviction=replace(config.eviction, compression=amount), codec_factor=whole / fewer)
+    if not auto:
+        left = wanted * fewer / whole
+        amount = left if left >= _NEARLY_ALL else None
+        narrow = replace(narrow, eviction=replace(config.eviction, compression=amount))
+    return replace(narrow, codec_factor=whole / fewer)
 
 
 def _step_bytes(config: EngineConfig, loaded: PlainModel) -> int:

@@ -198,13 +198,11 @@ def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = F
         silence_transformers()
         llm = LLM(**options)
     lines = [] if quiet else _known_lines(llm)
-    if llm.config.codec_factor > 1 and not quiet:
-        left, cache = llm.config.eviction.compression, llm.config.cache
+    left = llm.config.eviction.compression
+    if llm.config.codec_factor > 1 and left != AUTO and not quiet:
         kvs = "all of them" if left is None else f"{left:.2g}x fewer KVs"
-        lines.insert(
-            0,
-            f"winnow: compression {options['compression']:g} in bytes: {cache.kv_cache_dtype} KVs and {kvs}",
-        )
+        form = llm.config.cache.kv_cache_dtype
+        lines.insert(0, f"winnow: compression {options['compression']:g} in bytes: {form} KVs and {kvs}")
     for line in lines:
         print(line, file=sys.stderr)
     return llm
@@ -222,6 +220,8 @@ def _known_lines(llm: "LLM") -> list[str]:
     lines = []
     if eviction.compression == AUTO:
         taken = f"{chosen.name}, up to {compression:g}x, where memory is short"
+        if llm.config.codec_factor > 1:
+            taken = f"{llm.config.cache.kv_cache_dtype} KVs; {taken}"
         lines.append(f"winnow: --compression auto: {taken}")
     if lost := lost_tasks(model, chosen.name, compression):
         tasks = ", ".join(f"{each.share:.2f} of {each.task} at {each.compression:g}x" for each in lost[:3])
