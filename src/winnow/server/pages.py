@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from winnow import __version__
 from winnow.engine.counters import Occupancy
@@ -23,7 +23,7 @@ from winnow.process.resources import resident_bytes
 from winnow.server.http import EventStream
 from winnow.server.service import Service
 
-_SCRIPTS = ("marked-18.2.1.umd.js", "dompurify-3.5.0.min.js", "chat.js")
+_SCRIPTS = ("marked-18.2.1.umd.js", "dompurify-3.5.0.min.js", "chat.js", "dashboard.js", "docs.js")
 PAGES = {
     **{"/": "dashboard.html", "/chat": "chat.html", "/docs": "docs.html"},
     **{f"/static/{name}": f"static/{name}" for name in _SCRIPTS},
@@ -39,13 +39,14 @@ _COUNTERS = (
     *("host_bytes_budget", "prompt_tokens", "generated_tokens", "cached_tokens", "session_seconds"),
 )
 _Moment = tuple[EngineStats, list[SessionStats], Occupancy]
-# A page loads nothing from anywhere, asks this server alone, and may not be framed. The chat shows what models say as
-# HTML, and so it has no script of its own in the page: none that is smuggled in runs.
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src {}; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+# A page loads nothing from elsewhere, asks this server alone, and may not be framed. No script stands in one: the chat
+# shows what models say as HTML, and none that is smuggled in runs.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 
 
 class History:
@@ -86,7 +87,7 @@ def add_pages(app: FastAPI, service: Service, history: History) -> None:
     the history."""
     config = service.config
     for path, name in PAGES.items():
-        if config.docs if path == "/docs" else config.dashboard:
+        if config.docs if "docs" in path else config.dashboard:
             app.add_route(path, _page(name), include_in_schema=False)
     if not config.dashboard:
         return
@@ -98,10 +99,8 @@ def add_pages(app: FastAPI, service: Service, history: History) -> None:
 
 def _page(name: str) -> Callable[[Request], Response]:
     page = files("winnow.server").joinpath(name).read_text(encoding="utf-8")
-    if name.endswith(".js"):
-        return lambda request: Response(page, media_type="text/javascript", headers=_HEADERS)
-    policy = _POLICY.format("'self'" if name == "chat.html" else "'unsafe-inline'")
-    return lambda request: HTMLResponse(page, headers=_HEADERS | {"Content-Security-Policy": policy})
+    kind = "text/javascript" if name.endswith(".js") else "text/html"
+    return lambda request: Response(page, media_type=kind, headers=_HEADERS)
 
 
 async def _events(
