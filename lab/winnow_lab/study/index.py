@@ -127,7 +127,6 @@ speed.drafts: What do drafts gain, and does their gate keep them from losing?
 speed.eviction_overhead: What do scoring, planning and moving cost?
 speed.host_time: What does a decode step cost besides the model?
 speed.linear_layers: Products with weights by who multiplies
-conformance: Do clients of the OpenAI and Anthropic APIs work unmodified?
 """)
 )
 

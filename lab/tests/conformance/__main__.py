@@ -1,4 +1,4 @@
-"""Run one client against a server of its own: `python -m winnow_lab.conformance openai`.
+"""Run one client against a server of its own: `python lab/tests/conformance/__main__.py openai`.
 
 Each client is installed into an environment of its own under --environments. The server runs the demo model, or
 --model. The exit code is the client's.
@@ -100,7 +100,7 @@ class Options(Flags):
 
 
 def main() -> int:
-    options = parse(Options, __doc__, prog="python -m winnow_lab.conformance")
+    options = parse(Options, __doc__, prog="python lab/tests/conformance/__main__.py")
     client, python = CLIENTS[options.client], options.python
     if python is None:
         environment = Environment(options.environments / options.client)
@@ -122,7 +122,7 @@ def main() -> int:
             "out": out,
         }
         command = [word.format(**values) for word in client.command.split()]
-        code = subprocess.run(command, check=False).returncode  # noqa: S603 (commands of this file)
+        code = subprocess.run(command, check=False).returncode
     print(f"{options.client}: {'passed' if code == 0 else f'exit code {code}'}")
     if client.known:
         print(f"left out: {client.known}")

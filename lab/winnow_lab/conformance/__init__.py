@@ -1,1 +1,0 @@
-"""Clients of the OpenAI API, unmodified, against `winnow serve`: `python -m winnow_lab.conformance --help`."""
