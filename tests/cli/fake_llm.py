@@ -10,6 +10,7 @@ import torch
 from winnow.chat import TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.errors import CapacityError, ContextLengthError, QueueFullError
+from winnow.llm import LLM
 from winnow.outputs import AgreementRecord, CompletionOutput, EngineStats, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob, SamplingParams
 
@@ -22,6 +23,7 @@ class FakeLLM:
     device = SimpleNamespace(type="fake")
     max_model_len = CONTEXT
     sampling_defaults: Mapping[str, Any] = MappingProxyType({"temperature": 1.0})
+    conversation_defaults = LLM.conversation_defaults
     tokenizer = None
     weight_bytes, program_bytes = 3 * 2**20, 2**30
     dtype, weight_dtype, stored_kind = torch.bfloat16, "auto", "Q4_1"

@@ -14,7 +14,7 @@ from winnow.batch.writer import OrderedWriter
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import QueueFullError, WinnowError
 from winnow.openai.answers import AnswerReader
-from winnow.openai.errors import FAILED, ApiError
+from winnow.openai.errors import ApiError, failed
 from winnow.outputs import RequestOutput
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def answered_line(
     """Return the record of a finished request, and its bytes; that of a failure, if it failed."""
     try:
         if output.error is not None:
-            raise ApiError(FAILED, output.error)
+            raise failed(output.error)
         record = answer_record(job, output, model, created, reader)
         return record, encode(record)
     except Exception as error:

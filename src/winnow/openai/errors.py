@@ -3,6 +3,7 @@
 from typing import Any
 
 from winnow.errors import CapacityError, ContextLengthError, QueueFullError, WinnowError, describe_error
+from winnow.sampling.rows import Fault
 
 INTERNAL = "internal_error"
 """The code of a fault of Winnow's own."""
@@ -71,6 +72,11 @@ class ApiError(WinnowError):
     def body(self) -> dict[str, Any]:
         _, kind = _KINDS.get(self.code, (400, "invalid_request_error"))
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def failed(reason: str) -> ApiError:
+    """Return the error of an answer that failed; what its own parameters rule out is the request's fault."""
+    return ApiError("invalid_request" if reason == Fault.NOTHING_LEFT.explain() else FAILED, reason)
 
 
 def invalid(subject: str, fault: str, param: str | None = None) -> ApiError:

@@ -51,8 +51,8 @@ class Fault(IntEnum):
         """Return what is wrong and what may help, for a model that computes in `dtype`; None: it is not known here."""
         if self is Fault.NOTHING_LEFT:
             return (
-                "no token is possible: min_tokens, logit_bias, stop_token_ids and structured_outputs together rule out "
-                "every token that the model allows"
+                "no token is possible: min_tokens, bad_words, logit_bias, stop_token_ids and structured_outputs "
+                "together rule out every token that the model allows"
             )
         advice = []
         if dtype in (None, torch.float16):

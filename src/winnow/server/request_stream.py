@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from winnow.engine.requests.new_request import NewRequest
-from winnow.openai.errors import FAILED, ApiError
+from winnow.openai.errors import ApiError, failed
 from winnow.outputs import RequestOutput
 
 
@@ -80,7 +80,7 @@ class RequestStream:
         ids = [request.request_id for request in self.requests]
         async for output in self:
             if output.error is not None:
-                raise ApiError(FAILED, output.error)
+                raise failed(output.error)
             yield ids.index(output.request_id), output
 
 
