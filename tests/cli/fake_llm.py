@@ -109,7 +109,7 @@ class FakeLLM:
         return 1024 * num_kvs
 
     def check_answers(self) -> AgreementRecord:
-        return AgreementRecord(20, 18, ["line-7", "line-31"])
+        return AgreementRecord(checked=20, equal=18, tokens=400, agreed=390, lines=["line-7", "line-31"])
 
     def stats(self) -> EngineStats:
         return EngineStats(

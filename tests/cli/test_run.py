@@ -185,8 +185,10 @@ def test_nothing_is_overwritten_for_an_engine_that_cannot_start(
 
 def test_few_lines_are_read_ahead(run: Run, write_prompts: Write, llms: list[FakeLLM]) -> None:
     write_prompts({"prompt": f"prompt {index}"} for index in range(200))
-    assert run("--max-num-seqs", "4") == 0
-    assert llms[0].most_waiting == 8
+    for words, most in ((), 64), (("--overwrite", "--scheduling-policy", "priority"), 8):
+        assert run("--max-num-seqs", "4", *words) == 0
+        assert llms[-1].most_waiting == most
+        assert llms[-1].config.scheduler.scheduling_policy == (words[-1] if words else "prefix")
 
 
 def test_lines_wait_for_a_full_queue(

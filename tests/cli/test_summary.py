@@ -49,6 +49,17 @@ def test_where_memory_was_short_it_says_for_how_many() -> None:
     assert found.payoff == "KV memory was short for 38 of 40 requests under the policy; rounds cost 1.5 s"
 
 
+def test_prompts_that_begin_alike_are_better_kept_whole() -> None:
+    found = summary(
+        Tally(prompt_tokens=1000), num_rounds=3, num_starts=3, num_short_starts=3, cached_tokens=400
+    )
+    assert found.payoff is not None and found.payoff.endswith("so that --compression auto keeps them whole")
+    few = summary(
+        Tally(prompt_tokens=1000), num_rounds=3, num_starts=3, num_short_starts=3, cached_tokens=100
+    )
+    assert few.payoff is not None and "alike" not in few.payoff
+
+
 def test_a_full_cache_that_filled_its_memory_names_auto() -> None:
     assert summary(kv_bytes_peak=80, kv_bytes_budget=100).payoff is None
     found = summary(kv_bytes_peak=95, kv_bytes_budget=100).payoff

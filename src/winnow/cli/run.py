@@ -45,7 +45,8 @@ integer: the greater is served first (in an OpenAI body the smaller, as in vLLM)
 With "reference" (and "category", "metric": exact, rouge-l, qa-f1 or match-all) in the lines, answers are scored;
 with "return_kept": true it holds the KVs kept by layer and head.
 
-Results reach the disk as they finish. A run that was interrupted, even killed, is resumed by
+Lines that begin alike are answered one after another (--scheduling-policy prefix), so that a text that they
+share is computed once; results reach the disk as they finish. A run that was interrupted, even killed, is resumed by
 the same command: no finished line is computed again. OUT.jsonl.journal remembers whose output
 it is; it may be deleted once the run is complete.
 
@@ -125,6 +126,9 @@ class _Plan:
 
 def execute(namespace: argparse.Namespace) -> int:
     options, defaults = engine.engine_options(namespace), engine.sampling_options(namespace)
+    options.setdefault(
+        "scheduling_policy", "prefix"
+    )  # nobody waits for one line, and what they share is computed once
     _check_paths(namespace, options)
     tally = Tally()
     with open_prompts(namespace.prompts) as path:
@@ -234,7 +238,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
             tally,
             model=served_name(config.model.model),
             seed=config.model.seed,
-            max_in_flight=MAX_EARLY if sorts else 2 * config.scheduler.max_num_seqs,
+            max_in_flight=min((16 if sorts else 2) * config.scheduler.max_num_seqs, MAX_EARLY),
             reader=AnswerReader.of(llm.tokenizer),
             shard=plan.shard,
             context_field=plan.context_field,

@@ -18,6 +18,8 @@ _MOST_PROMPTS = 0.8
 """Share of a job's seconds, above which what prompts take leaves eviction nothing to gain."""
 _FULL_MEMORY = 0.9
 """Share of the KV memory, a peak of which means that requests are likely to have waited for it."""
+_SHARED = 0.2
+"""Share of the prompts' tokens in the prefix cache from which on they are said to begin alike."""
 # The fields of `EngineStats` that a summary repeats, by their names there.
 _COUNTS = {
     "computed_prompt_tokens": "prompt_tokens",
@@ -187,6 +189,11 @@ class Summary:
         cost = stats.replay_seconds + stats.elapsed.get("evict", 0.0)
         replayed = f"the replay cost {stats.replay_seconds:,.0f} s"
         spent = replayed if stats.replay_tokens else f"rounds cost {cost:,.1f} s"
+        if stats.cached_tokens > _SHARED * self.tally.prompt_tokens:
+            spent += (
+                "; prompts begin alike: what they share takes no room twice, and compressed copies share nothing, so "
+                "that --compression auto keeps them whole"
+            )
         if not stats.num_short_starts:
             return (
                 f"KV memory was never short: {spent} and compression saved no wait; "
