@@ -187,6 +187,24 @@ class TestWatermarks:
             seen[low] = joined
         assert max(seen[0.2]) <= 0.2 < max(seen[None])
 
+    def test_above_the_threshold_one_of_several_gives_way(self) -> None:
+        """Two of 16 + 50 tokens need 34 of 40 blocks a row at their ends, one alone may go above."""
+        most, preempted = {}, {}
+        for threshold in (1.0, 0.6):
+            simulation = Simulation(ROWS * 40, tokens=256, watermark_high=0.5, watermark_preempt=threshold)
+            for _ in range(2):
+                simulation.add(16, 50)
+            together = [0]
+            while simulation.scheduler.has_unfinished:
+                simulation.step()
+                if len(simulation.scheduler.running) > 1:
+                    together.append(simulation.scheduler.ledger.allocator.num_used)
+            most[threshold] = max(together) / (ROWS * 40)
+            preempted[threshold] = any(s.num_tokens_preempted for s in simulation.finished)
+            assert len(simulation.finished) == 2
+        assert most[0.6] <= 0.6 < most[1.0]
+        assert preempted == {1.0: False, 0.6: True}
+
     def test_they_compute_everything_nonetheless(self) -> None:
         simulation = Simulation(ROWS * 20, tokens=64, watermark_high=0.3, watermark_low=0.1)
         for length in (4, 70, 30, 8, 50):

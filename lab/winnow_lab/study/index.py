@@ -70,6 +70,8 @@ real.known: Shares of the full cache's score by model, policy and task
     known.md: the record that `auto` and `winnow plan` read
     known_demo.json: its rows of the demo model
     known_needle_chat.json: its rows of a needle in a chat
+    known_sentences.json: its rows of scores by the sentence
+    known_window.json: its rows of the window alone
 real.codecs: What do formats of stored KVs cost in quality, and eviction at equal bytes?
     codecs.md: int8 is free; int4 costs 3.7 %, .9 with recent KVs wide
     codecs_tasks.md: int8 and k=int8,v=int4 cost SmolLM2 nothing, int4 7 points

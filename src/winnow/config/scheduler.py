@@ -128,6 +128,12 @@ class SchedulerConfig:
         "watermark_high, so that requests join as soon as they fit",
         effect=Effect.BATCHES,
     )
+    watermark_preempt: float = option(
+        1.0,
+        "while several run and would decode into more than this part of the blocks, policies compress what they may, "
+        "and then requests are preempted; none joins above it",
+        effect=Effect.BATCHES,
+    )
     max_queued_requests: int | None = option(
         None, "requests that may wait; further ones are refused; left out: no limit", effect=Effect.NEVER
     )
@@ -171,6 +177,7 @@ class SchedulerConfig:
         if self.aging is not None:
             check_number("aging", self.aging, 1e-3)
         check_number("watermark_high", self.watermark_high, 0.01, 1.0)
+        check_number("watermark_preempt", self.watermark_preempt, 0.01, 1.0)
         if self.watermark_low is not None:
             check_number("watermark_low", self.watermark_low, 0.0, 1.0)
             if self.watermark_low > self.watermark_high:

@@ -23,7 +23,9 @@ class Room:
         self._prefixes = prefixes
         low = config.watermark_high if config.watermark_low is None else config.watermark_low
         num_blocks = ledger.size.num_blocks
-        self._above_high = num_blocks - int(config.watermark_high * num_blocks)
+        high = min(config.watermark_high, config.watermark_preempt)
+        self._above_high = num_blocks - int(high * num_blocks)
+        self._above_preempt = num_blocks - int(config.watermark_preempt * num_blocks)
         self._low = int(low * num_blocks)
         self._closed = False
 
@@ -31,6 +33,15 @@ class Room:
         if not running or self._ledger.allocator.num_used <= self._low:
             self._closed = False
         return not self._closed
+
+    def is_above_threshold(self, planned: SequenceType[tuple[Sequence, int]]) -> bool:
+        """Return whether the next tokens would take more blocks than `watermark_preempt` leaves to sequences."""
+        if not self._above_preempt:
+            return False
+        more = self._ledger.demand(
+            [each.kv.running_slot for each, _ in planned], [count for _, count in planned]
+        )
+        return more.blocks > self._ledger.allocator.num_free - self._above_preempt
 
     def hold_back(self) -> None:
         self._closed = True

@@ -53,7 +53,8 @@ class Scheduler:
         # Else blocks leave, or values move, in every step.
         layout = executor.layout
         tier = layout.value_tier is not None
-        self._is_regular = not (layout.has_windows or tier or self.accounts.has_quotas)
+        below = config.watermark_preempt < 1.0
+        self._is_regular = not (layout.has_windows or tier or self.accounts.has_quotas or below)
         self._order = AdmissionOrder(self.waiting, self.accounts, memory, config)
 
     @property
@@ -211,6 +212,8 @@ class Scheduler:
             drafts = self.drafts.propose(decoding, most - len(decoding)) if proposes else {}
             planned = [(s, 1 + len(drafts[s]) if s in drafts else 1) for s in decoding]
             try:
+                if len(self.running) > 1 and self.memory.room.is_above_threshold(planned):
+                    raise OutOfBlocksError("above the threshold of preemption")
                 self.memory.append(planned)
                 return planned, drafts
             except OutOfBlocksError:
