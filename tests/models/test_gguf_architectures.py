@@ -10,6 +10,7 @@ from winnow.models import load_model, load_plain_model
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
 from gguf_architectures import ARCHITECTURES, answer, save, tiny, winnow_answer
+from tiny_gguf import in_parts
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -40,3 +41,13 @@ def test_others_are_refused_by_name(tmp_path: Path) -> None:
         writer.close()
         with pytest.raises(UnsupportedModelError, match=f"{name}"):
             load_model(ModelConfig(tmp_path / "tiny.gguf"))
+
+
+def test_parts_that_transformers_reads_itself(tmp_path: Path) -> None:
+    """Files of several parts are one, but of architectures whose files transformers opens by their path."""
+    model = tiny("gpt-oss")
+    second = in_parts(save(tmp_path / "oss.gguf", "gpt-oss", model), 3)[1]
+    assert winnow_answer(second) == answer(model)
+    second = in_parts(save(tmp_path / "lfm2.gguf", "lfm2", tiny("lfm2")), 3)[1]
+    with pytest.raises(UnsupportedModelError, match="reads lfm2 from whole files alone: join its 3 parts"):
+        winnow_answer(second)

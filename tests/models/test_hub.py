@@ -104,7 +104,7 @@ def test_only_what_a_model_needs_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp
     )
 
     def fetch(repository: str, **patterns: object) -> str:
-        del patterns["revision"]
+        del patterns["revision"], patterns["tqdm_class"]
         kept.extend(filter_repo_objects(files, **patterns))  # type: ignore[arg-type]
         return str(tmp_path)
 

@@ -31,6 +31,7 @@ _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _THEIR_NAMES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
 # Architectures whose weights transformers turns, or reads in a way of its own.
 _MIXED_ROWS = ("gpt2", "bloom", "gpt-oss", "gpt_oss", "lfm2", "qwen35", "qwen35moe")
+_READ_WHOLE = ("lfm2", "qwen35", "qwen35moe")
 # Layers of the models whose attention is scaled by the width of a head's share of the hidden state, and not by its own:
 # no key says so, llama.cpp knows them by this number (Gemma 2 and 3 of 27 billion parameters).
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}
@@ -93,6 +94,11 @@ class GgufFile:
             raise cannot_load(
                 path, f"it is one of {count} parts, and must be named NAME-00001-of-{count:05}.gguf"
             )
+        if count > 1 and header.architecture in _READ_WHOLE:
+            reason = (
+                f"transformers reads {header.architecture} from whole files alone: join its {count} parts"
+            )
+            raise cannot_load(path, f"{reason} (llama-gguf-split --merge)")
         return cls(header)
 
     def config_values(self) -> dict[str, Any]:
