@@ -22,7 +22,7 @@ SAMPLE: dict[str, Any] = {
     "prompt_logprobs": 1, "skip_special_tokens": False, "detokenize": True, "stream": True,
     "stream_options": {"include_usage": True}, "response_format": {"type": "text"},
     "structured_outputs": {"regex": "a"}, "priority": 1, "return_token_ids": True, "return_kept": True,
-    "eviction": "snapkv", "compression": 2.0, "kv_budget": 5, "context_tokens": 5,
+    "eviction": "snapkv", "reuse": "documents", "compression": 2.0, "kv_budget": 5, "context_tokens": 5,
     "template_tail": 1,
     "answer_prefix": 1, "protect": [[0, 1]], "earlier_rounds": [[5, 3]],
     "forced_tokens": [5], "bad_words": ["x"],
@@ -31,7 +31,7 @@ SAMPLE: dict[str, Any] = {
     "session_memory": "1MiB", "ttl": 5, "prefetch": True, "release": True, "max_tokens": 5, "logprobs": 1, "echo": True,
     "max_completion_tokens": 5, "top_logprobs": 1, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,
     "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True,
-    "continue_final_message": True,
+    "continue_final_message": True, "documents": [{"text": "a"}],
 }  # fmt: skip
 ALONE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},

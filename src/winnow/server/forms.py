@@ -103,6 +103,7 @@ class ChatForm(BodyForm):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: Object | None = None
+    documents: list[Object] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
