@@ -16,6 +16,7 @@ SOURCES = {
     "plugins/stores/winnow_stores": (".py",),
     "plugins/events/winnow_events": (".py",),
     "plugins/humming/winnow_humming": (".py",),
+    "plugins/ollama/winnow_ollama": (".py",),
     "plugins/inspect/winnow_inspect": (".py", ".html"),
     "native": (".cpp", ".h"),
 }

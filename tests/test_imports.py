@@ -21,7 +21,7 @@ LAYERS = [
     ["attention", "outputs", "prompts"],
     ["storage"],
     ["eviction", "openai", "vllm.metrics"],
-    ["anthropic", "ollama"],
+    ["anthropic"],
     ["report", "models"],
     ["engine"],
     ["executor"],

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from winnow.openai.errors import INTERNAL, ApiError
 from winnow.server.access import Sites
 from winnow.server.batches import Batches
 from winnow.server.endpoints.file_routes import add_file_routes
-from winnow.server.endpoints.ollama import add_ollama_routes
 from winnow.server.endpoints.responses import add_response_routes
 from winnow.server.forms import FILES
 from winnow.server.http import ClientLeft, Gate, error_response
@@ -62,7 +62,8 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     add_routes(app, service)
     add_response_routes(app, service)
-    add_ollama_routes(app, service)
+    for point in entry_points(group="winnow.routes"):
+        point.load()(app, service)
     add_pages(app, service, history)
     if batches is not None:
         add_file_routes(app, batches)

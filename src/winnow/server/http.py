@@ -17,8 +17,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from winnow.anthropic.messages import error_body, speaks_anthropic, status_of
-from winnow.ollama import response
-from winnow.ollama.response import speaks_ollama
 from winnow.openai.errors import QUOTA, ApiError
 from winnow.server.access import Keys, Sites
 from winnow.values.json_values import json_kind, parse_strict
@@ -43,8 +41,8 @@ def error_response(error: ApiError, path: str = "", request_id: str | None = Non
         headers["WWW-Authenticate"] = "Bearer"
     if speaks_anthropic(path):
         return JSONResponse(error_body(error, request_id), status_of(error), headers)
-    if speaks_ollama(path):
-        return JSONResponse(response.error_body(error), error.status, headers)
+    if path.startswith("/api/"):
+        return JSONResponse({"error": str(error)}, error.status, headers)
     return JSONResponse(error.body(), error.status, headers)
 
 

@@ -9,8 +9,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from winnow.ollama.request import CHAT, GENERATE, is_empty, openai_body
-from winnow.ollama.response import LineWriter, error_body
+from winnow.openai.errors import ApiError
 from winnow.openai.request import Endpoint, read_body
 from winnow.openai.response import ChunkStream, compact_json
 from winnow.server.endpoints.completions import StrictResponse, write
@@ -18,6 +17,8 @@ from winnow.server.forms import add_route, check_body
 from winnow.server.http import read_json
 from winnow.server.request_stream import RequestStream
 from winnow.server.service import Service
+from winnow_ollama.request import CHAT, GENERATE, is_empty, openai_body
+from winnow_ollama.response import LineWriter
 
 Record = dict[str, Any]
 
@@ -85,8 +86,12 @@ async def _answer(service: Service, request: Request, path: str) -> Response:
         yield [writer.end(chunks.usage(), whole=not asked.stream)]
 
     return await write(
-        service, request, asked, lines, lambda last, _: last, error_body, _line(writer.line()), as_text=_line
+        service, request, asked, lines, lambda last, _: last, _error_body, _line(writer.line()), as_text=_line
     )
+
+
+def _error_body(error: ApiError) -> Record:
+    return {"error": str(error)}
 
 
 def _line(record: Record) -> str:

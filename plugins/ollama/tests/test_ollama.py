@@ -23,6 +23,12 @@ KEY = "key-of-one"
 
 
 @pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(kv_memory="32MiB", max_num_seqs=16) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
 def keyed(llm: LLM) -> Iterator[Running]:
     with running(llm, {"one": KEY}, TEMPLATE) as server:
         server.client.headers["authorization"] = f"Bearer {KEY}"

@@ -1,4 +1,4 @@
-"""Answers written from the chunks of chats and completions, as lines of JSON; and errors, as Ollama's API says them."""
+"""Answers written from the chunks of chats and completions, as lines of JSON."""
 
 import json
 import time
@@ -7,17 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from winnow.openai.errors import ApiError
-
 Record = dict[str, Any]
-
-
-def speaks_ollama(path: str) -> bool:
-    return path.startswith("/api/")
-
-
-def error_body(error: ApiError) -> Record:
-    return {"error": str(error)}
 
 
 @dataclass
