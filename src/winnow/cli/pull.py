@@ -58,7 +58,7 @@ def execute(namespace: argparse.Namespace) -> int:
             )
     silence_transformers()
     for name in namespace.names:
-        with show_loading(name, sys.stderr, doing="fetching", done="fetched"):
+        with show_loading(name, sys.stderr, doing="pulling", done="pulled"):
             if name in NAMED_MODELS:
                 print(fetch(NAMED_MODELS[name], namespace.directory))
             else:

