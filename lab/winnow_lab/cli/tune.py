@@ -74,7 +74,7 @@ class TuneOptions(EngineFlags):
         super().__post_init__()
         check_number("agreement", self.agreement, 0.0, 1.0)
         check_number("held_back", self.held_back, 0.0, 0.9)
-        if self.engine.get("engine") == "padded":
+        if str(self.engine.get("engine")).startswith("padded"):
             raise UsageError("winnow tune needs engine=paged: the padded engine evicts nothing")
         check_json_path(self.json)
         for name in ("journal", "plot"):
