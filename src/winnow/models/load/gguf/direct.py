@@ -5,7 +5,6 @@ which also tells what is wrong with it.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from winnow.config import ModelConfig
-from winnow.errors import UnsupportedModelError
 from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.fast.blocks import RAW, Blocks, BlockWeights
 from winnow.models.fast.fused.kernels import LayerKernels, PackedWeight
@@ -74,7 +72,7 @@ def load_directly(path: Path, config: ModelConfig, kernels: Kernels) -> LoadedMo
         return None
     limit = ContextLimit(found.trained_len, "the model's max_position_embeddings")
     trained_len = limit.take(config.max_model_len)
-    tokenizer: Any = BackendTokenizer(*backend, partial(_full_tokenizer, path))
+    tokenizer: Any = BackendTokenizer(*backend, lambda: GgufFile.open(path).tokenizer())
     return LoadedModel(
         model=_Reader(file.header, found, LayerKernels(kernels)).decoder(),
         tokenizer=tokenizer,
@@ -86,10 +84,6 @@ def load_directly(path: Path, config: ModelConfig, kernels: Kernels) -> LoadedMo
         sampling_defaults=sampling_defaults(path, config.generation_config),
         blocks=found.blocks,
     )
-
-
-def _full_tokenizer(path: Path) -> Any:
-    return GgufFile.open(path).tokenizer()
 
 
 def _describe(header: GgufHeader, dtype: str, kernels: LayerKernels) -> Description | None:
@@ -134,14 +128,13 @@ def _shapes(
     """Return the tensors of all layers and the last norm, by name."""
     queries, keys = attended
     of_layer: dict[str, tuple[int, ...]] = {
-        "attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,), "attn_output.weight": (hidden, queries),
-        "attn_q.weight": (queries, hidden), "attn_k.weight": (keys, hidden), "attn_v.weight": (keys, hidden),
-        "ffn_gate.weight": (inner, hidden), "ffn_up.weight": (inner, hidden), "ffn_down.weight": (hidden, inner),
+        "attn_norm": (hidden,), "ffn_norm": (hidden,), "attn_output": (hidden, queries), "attn_q": (queries, hidden),
+        "attn_k": (keys, hidden), "attn_v": (keys, hidden), "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner), **({"attn_q_norm": (size,), "attn_k_norm": (size,)} if kind.head_norms else {}),
     }  # fmt: skip
-    of_layer |= {f"{name}.bias": of_layer[f"{name}.weight"][:1] for name in kind.biases}
-    if kind.head_norms:
-        of_layer |= {f"{name}.weight": (size,) for name in ("attn_q_norm", "attn_k_norm")}
-    found = {f"blk.{index}.{name}": shape for index in range(layers) for name, shape in of_layer.items()}
+    named = {f"{name}.weight": shape for name, shape in of_layer.items()}
+    named |= {f"{name}.bias": of_layer[name][:1] for name in kind.biases}
+    found = {f"blk.{index}.{name}": shape for index in range(layers) for name, shape in named.items()}
     return found | {"output_norm.weight": (hidden,)}
 
 
@@ -165,23 +158,19 @@ class _Reader(DecoderReader):
         return torch.from_numpy(np.array(self._header.array(self._tensors[name]))).to(self._dtype)
 
     def _weight(self, name: str, in_features: int, out_features: int) -> PackedWeight:
-        tied = "output.weight" not in self._tensors
-        ends = {"head": "token_embd.weight" if tied else "output.weight", "embedding": "token_embd.weight"}
-        if name in ends:
-            return self._kernels.pack_blocks([self._blocks(ends[name])], self._dtype)
-        _, index, product = name.split(".")
-        report("packing layers", int(index), len(self._description.layers))
-        parts = [self._blocks(f"blk.{index}.{own}.weight") for own in _PRODUCTS[product]]
-        found = self._kernels.pack_blocks(parts, self._dtype)
-        if (found.in_features, found.out_features) != (in_features, out_features):
-            raise UnsupportedModelError(f"model: {name} in {self._path} is of another shape")
-        return found
+        head = "output.weight" if "output.weight" in self._tensors else "token_embd.weight"
+        parts = [head if name == "head" else "token_embd.weight"]
+        if name not in ("head", "embedding"):
+            _, index, product = name.split(".")
+            report("packing layers", int(index), len(self._description.layers))
+            parts = [f"blk.{index}.{own}.weight" for own in _PRODUCTS[product]]
+        return self._kernels.pack_blocks([self._blocks(part) for part in parts], self._dtype)
 
     def _blocks(self, name: str) -> Blocks:
         tensor, geometry = self._tensors[name], self._description.geometry
         rows = torch.from_numpy(self._header.array(tensor))
-        heads = {"attn_q.weight": geometry.num_query_heads, "attn_k.weight": geometry.num_kv_heads}
-        count = heads.get(name.rpartition("attn_")[1] + name.rpartition("attn_")[2])
+        heads = {"attn_q": geometry.num_query_heads, "attn_k": geometry.num_kv_heads}
+        count = heads.get(name.split(".")[-2])
         if self._kind.turns and count is not None:
             rows = rows.view(count, -1, 2, rows.shape[-1]).transpose(1, 2).reshape(rows.shape)
         return Blocks(tensor.kind.name, rows)
