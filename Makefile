@@ -23,8 +23,11 @@ setup: $(READY) ## create .venv, build the CPU kernels and install Winnow with i
 
 $(READY): pyproject.toml lab/pyproject.toml $(wildcard plugins/*/pyproject.toml) $(wildcard native/* native/kernels/*)
 	$(PYTHON) -m venv .venv
+	@echo "1 of 2: $(TORCH), a few hundred megabytes"
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[dev]' -e './lab[dev]' $(PLUGINS)
+	@echo "2 of 2: the CPU kernels, some minutes of two cores, beside Winnow and its tools"
+	@(while sleep 10; do echo "  $$(find build -name '*.o' -newer .venv/pyvenv.cfg 2>/dev/null | wc -l) files compiled"; done) & \
+		watch=$$!; $(PIP) -e '.[dev]' -e './lab[dev]' $(PLUGINS); code=$$?; kill $$watch; exit $$code
 	@touch $@
 
 # One process per core with one thread each: tiny models gain nothing from more threads. Who is done takes over half of

@@ -32,6 +32,9 @@ pytestmark = pytest.mark.cpu
 
 ISAS = _native.instruction_sets()
 TILE_ISAS = [isa for isa in ISAS if isa.startswith("amx")]
+needs_tiles = pytest.mark.skipif(
+    not TILE_ISAS, reason="no tile registers: `WINNOW_EMULATE_TILES=1 pip install -e .` builds emulated ones"
+)
 # Largest difference from the reference, relative to what is compared, and absolute below 1.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # Where chunks over coded KVs are multiplied as bfloat16, which rounds what is decoded.
@@ -149,6 +152,7 @@ def test_an_unknown_dtype_is_refused() -> None:
         )
 
 
+@needs_tiles
 @pytest.mark.parametrize("head_dim", [16, 40, 80, 128])
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("longest", [0, 300])
@@ -172,7 +176,8 @@ def test_rests_of_tile_registers(head_dim: int, group: int, longest: int, most: 
     compare(batch, AttentionSpec(0.3), TILE_ISAS)
 
 
-@pytest.mark.parametrize("isa", TILE_ISAS)
+@needs_tiles
+@pytest.mark.parametrize("isa", TILE_ISAS or ["amx"])
 def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
     """Decoding is the same as without them, bit for bit; chunks are not, since they sum in another order."""
 
