@@ -64,6 +64,8 @@ real: How much of a real model's accuracy does each policy keep?
     real_fit.md: fitted KVs keep .93 at 8x and .49 at 32x; `kvzip` .87, .34
     fit_documents.md: fitted KVs keep .79 at 16x where `kvzip` keeps .47
     fit_kvpress.md: fitted KVs beat kvpress's presses at 16x, .75 for .66
+winnow eval ruler: What do further papers' policies keep?
+    plugins.md: few prompts: at 4x Expected Attention keeps .65 of .83, RoCo .08
 winnow eval perplexity: How well is text predicted with a quarter of the KVs?
     perplexity.md: H2O keeps text best at 4x, 1.19 of full; recent tokens 2.4
 real.known: Shares of the full cache's score by model, policy and task
@@ -71,6 +73,7 @@ real.known: Shares of the full cache's score by model, policy and task
     known_demo.json: its rows of the demo model
     known_needle_chat.json: its rows of a needle in a chat
     known_sentences.json: its rows of scores by the sentence
+    known_sentences_gemma.json: those of Gemma-3-270M
     known_window.json: its rows of the window alone
 real.codecs: What do formats of stored KVs cost in quality, and eviction at equal bytes?
     codecs.md: int8 is free; int4 costs 3.7 %, .9 with recent KVs wide
