@@ -75,13 +75,15 @@ def test_a_prompt_with_the_template_or_raw(client: Any, keyed: Running) -> None:
     assert (loaded.done, loaded.done_reason, loaded.response) == (True, "load", "")
 
 
-def test_a_form(server: Running) -> None:
-    client, schema = ollama.Client(server.address), {"type": "object", "properties": {"a": {"const": 3}}}
+def test_a_form(llm: LLM) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"const": 3}}}
     schema |= {"required": ["a"], "additionalProperties": False}
     options = {**SHORT, "num_predict": 40}
-    said = client.generate(MODEL, "Hi", options=options, format=schema).response
-    assert "".join(said.split()).startswith('{"a":3')  # and white space after it
-    assert client.generate(MODEL, "Hi", options=options, format="json").response.lstrip().startswith("{")
+    with running(llm) as server:
+        client = ollama.Client(server.address)
+        said = client.generate(MODEL, "Hi", options=options, format=schema).response
+        assert "".join(said.split()).startswith('{"a":3')  # and white space after it
+        assert client.generate(MODEL, "Hi", options=options, format="json").response.lstrip().startswith("{")
 
 
 def test_calls_and_thoughts(client: Any, keyed: Running, llm: LLM) -> None:
