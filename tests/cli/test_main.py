@@ -20,7 +20,7 @@ from fake_llm import FakeLLM
 from refusals import check_refused
 
 from winnow import __version__
-from winnow.cli.main import COMMANDS, OF_THE_LAB, Parser, main
+from winnow.cli.main import COMMANDS, OF_THE_LAB, Parser, exit_code, main
 from winnow.errors import UsageError
 from winnow.models.load.hub import is_repository
 from winnow.models.load.loader import DEMO_MODEL
@@ -503,3 +503,14 @@ def test_doctor_tells_what_a_report_needs_and_no_secret(
     assert f"torch {version('torch')}" in told["packages:"] and "ruff" not in told["packages:"]
     assert {"kernels:", "memory:", "processor:", "python:"} <= told.keys()
     assert "secret" not in str(told) and told["HF_TOKEN:"] == told["HTTPS_PROXY:"] == "(set)"
+
+
+def test_what_an_encoding_lacks_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+
+    def run() -> int:
+        print("caf\u00e9", flush=True)
+        return 0
+
+    assert exit_code(run) == 0 and out.buffer.getvalue() == b"caf?\n"  # type: ignore[attr-defined]

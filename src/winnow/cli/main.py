@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -160,6 +161,10 @@ def _leave(codes: Sequence[int]) -> None:
 def exit_code(run: Callable[[], int]) -> int:
     """Return what `run` returns; report a user error in one line on standard error and return its code."""
     occupy_standard_streams()
+    for stream in (sys.stdout, sys.stderr):
+        # What an encoding does not have, as an answer may hold, ends no command: `?` stands for it.
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     try:
         with named_standard_output():
             code = run()
