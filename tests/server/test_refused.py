@@ -290,6 +290,7 @@ def test_a_queue_is_of_answers_that_hold_no_kvs(llm: LLM) -> None:
         assert set(codes) == {200, 503} and 7 <= codes[200] <= 12, codes
         assert all(int(each.headers["retry-after"]) >= 1 for each in found if each.status_code == 503)
         assert len({each.json()["choices"][0]["text"] for each in found if each.status_code == 200}) == 1
+        assert small.driver.engine.scheduler.running.mean_answer == 60  # of those that were answered
         shown = server.client.get("/metrics").text
         line = re.search(r'winnow_requests_refused_total\{.*reason="queue"\} (\d+)', shown)
         assert line is not None and int(line[1]) == codes[503]
