@@ -11,7 +11,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 # Those whose dependencies are small.
-PLUGINS := $(foreach name,drafts stores events inspect ollama,-e ./plugins/$(name))
+PLUGINS := $(foreach name,drafts stores events inspect ollama vllm beams,-e ./plugins/$(name))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-gpu bench-gpu size demo real-model real-models real-demo real-eval payoff lint format clean

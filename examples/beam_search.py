@@ -3,7 +3,7 @@
 import sys
 
 from winnow import LLM
-from winnow.beam_search import BeamSearchParams, beam_search
+from winnow_beams import BeamSearchParams, beam_search
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ SOURCES = {
     "plugins/events/winnow_events": (".py",),
     "plugins/humming/winnow_humming": (".py",),
     "plugins/ollama/winnow_ollama": (".py",),
+    "plugins/vllm/winnow_vllm": (".py",),
+    "plugins/beams/winnow_beams": (".py",),
     "plugins/inspect/winnow_inspect": (".py", ".html"),
     "native": (".cpp", ".h"),
 }

@@ -26,11 +26,10 @@ LAYERS = [
     ["engine"],
     ["executor"],
     ["engine_client"],
-    ["llm", "beam_search"],
+    ["llm"],
     ["batch"],
     ["server"],
     ["cli"],
-    ["vllm.engines"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # They export and start what is above everything.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from winnow.prompts import Document, PromptType, TextPrompt, TokensPrompt
     from winnow.sampling import SamplingParams
     from winnow.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
-    from winnow.vllm.engines import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
+    from winnow_vllm import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
 
 __all__ = [
     "LLM", "AsyncEngineArgs", "AsyncLLMEngine", "CompletionOutput", "Document", "EngineArgs",
@@ -27,7 +27,7 @@ _HOMES = {
     "winnow.prompts": ["Document", "PromptType", "TextPrompt", "TokensPrompt"],
     "winnow.sampling.params": ["SamplingParams"],
     "winnow.sampling.structured": ["GuidedDecodingParams", "StructuredOutputsParams"],
-    "winnow.vllm.engines": ["AsyncEngineArgs", "AsyncLLMEngine", "EngineArgs", "LLMEngine"],
+    "winnow_vllm": ["AsyncEngineArgs", "AsyncLLMEngine", "EngineArgs", "LLMEngine"],
 }
 __getattr__ = lazy_exports(__name__, {name: home for home, names in _HOMES.items() for name in names}, absent)
 VllmModules.install()

@@ -251,7 +251,7 @@ RESPONSE_TEMPLATES: Mapping[str, str] = {
 }
 """Values of `tool_call_parser` and `reasoning_parser` -> the `response_template` that does the same."""
 
-_NO_BEAMS = "winnow.beam_search.beam_search(llm, prompt, BeamSearchParams(beam_width=4)) searches"
+_NO_BEAMS = "winnow_beams.beam_search(llm, prompt, BeamSearchParams(beam_width=4)) searches"
 
 SAMPLING: Mapping[str, ForeignName] = {
     **_group("use_beam_search early_stopping", _NO_BEAMS, "false"),
@@ -363,7 +363,7 @@ CLASSES: Mapping[str, ForeignName] = {
 
 _SAMPLING = "winnow.sampling.params"
 _STRUCTURED = "winnow.sampling.structured"
-_HERE = "winnow.vllm.engines"
+_HERE = "winnow_vllm"
 _METRICS = {name: "winnow.vllm.metrics" for name in ("Metric", "Counter", "Gauge", "Histogram", "Vector")}
 _PARSER = {"FlexibleArgumentParser": _HERE}
 _ENGINE_ARGS = {"EngineArgs": _HERE, "AsyncEngineArgs": _HERE}

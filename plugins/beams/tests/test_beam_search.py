@@ -9,8 +9,8 @@ import torch
 from architectures import ARCHITECTURES, VOCAB, save
 
 from winnow import LLM, SamplingParams
-from winnow.beam_search import BeamSearchParams, beam_search
 from winnow.errors import CapacityError, InvalidRequestError
+from winnow_beams import BeamSearchParams, beam_search
 
 EOS = 1
 SEVERAL = [EOS, *range(30, 39)]
