@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Lock
@@ -16,7 +15,6 @@ from winnow.cache.memory import release_cached
 from winnow.chat import Message, TemplateOptions, TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.config.model import PAGED
-from winnow.engine.admission import requested_eviction
 from winnow.engine.driver import EngineDriver, Mailbox, OutputStream
 from winnow.engine.engine import Engine
 from winnow.engine_client import EngineClient
@@ -33,7 +31,7 @@ from winnow.process.fork import require_usable_torch
 from winnow.process.progress import is_shown, progress_bar
 from winnow.process.resources import resident_bytes
 from winnow.process.threads import TeamWait, release_team, set_threads
-from winnow.prompts import Prompt, is_conversation, list_conversations, list_prompts
+from winnow.prompts import Prompt, list_conversations, list_prompts
 from winnow.sampling import SamplingParams
 from winnow.values.foreign_names import accept_arguments
 from winnow.values.session_request import SessionRequest
@@ -207,32 +205,11 @@ class LLM(EngineClient):
     def inspect(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Any:
-        """Answer one prompt, or a conversation, and report which tokens survived eviction, in which layer and head: a
-        `winnow_inspect.Inspection`.
-
-        The eviction round after the prompt comes before the answer's second token, so `max_tokens` is at least 2. An
-        answer that ends with its first token has no such round and keeps all KVs.
-
-        Raises:
-            ConfigError: winnow-inspect is not installed.
-            InvalidRequestError: as `generate`; a policy that re-assigns positions; n above 1.
-            RequestFailedError: the request failed while it was computed.
-        """
+        """Answer a prompt; return which tokens survived eviction, by layer and head (`winnow_inspect.inspect_prompt`).
+        Raises ConfigError: winnow-inspect is not installed."""
         self.driver.require_open()
         params = sampling_params or self.get_default_sampling_params()
-        if params.n != 1:
-            raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
-        if params.max_tokens == 1:
-            params = replace(params, max_tokens=2)
-        plugin = require_plugin("inspect", "LLM.inspect")
-        observer = plugin.KeptTokens()
-        opened, images = self._prompts.open_images(prompt)
-        tokenized = self.tokenize_chat(opened) if is_conversation(prompt) else self.tokenize(opened)
-        request = self.new_request(tokenized, params, observer=observer, final_only=True)
-        [output] = self.driver.finish([request])
-        output.raise_for_error()
-        [eviction] = requested_eviction(self.config, params)
-        return plugin.Inspection.of(output, observer, eviction, self._tokenizer, images)
+        return require_plugin("inspect", "LLM.inspect")(self, self._prompts, prompt, params)
 
     def save_prefix(
         self,

@@ -1,15 +1,20 @@
 """Tokens of one request that survived eviction, by layer and head."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
+from winnow.chat import Message
+from winnow.engine.admission import requested_eviction
 from winnow.engine.requests.new_request import KeptKVs
+from winnow.engine_client import EngineClient
+from winnow.errors import InvalidRequestError
 from winnow.eviction import ResolvedPolicy
 from winnow.eviction.describe import brief_policy
 from winnow.outputs import EvictionReport, RequestOutput
+from winnow.prompts import Prompt, PromptTokenizer, is_conversation
 from winnow.sampling import SamplingParams, TextStream
 from winnow.values.units import format_bytes
 from winnow_inspect.page import Held, Picture, render
@@ -177,3 +182,29 @@ def read_tokens(tokenizer: Any, token_ids: Sequence[int]) -> tuple[Token, ...]:
 
 def _mean(shares: Sequence[float]) -> float:
     return sum(shares) / max(len(shares), 1)
+
+
+def inspect_prompt(
+    llm: EngineClient, prompts: PromptTokenizer, prompt: Prompt | Sequence[Message], params: SamplingParams
+) -> Inspection:
+    """Answer one prompt, or a conversation, and report which tokens survived eviction, in which layer and head.
+
+    The eviction round after the prompt comes before the answer's second token, so `max_tokens` is at least 2. An
+    answer that ends with its first token has no such round and keeps all KVs.
+
+    Raises:
+        InvalidRequestError: as `LLM.generate`; a policy that re-assigns positions; n above 1.
+        RequestFailedError: the request failed while it was computed.
+    """
+    if params.n != 1:
+        raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
+    if params.max_tokens == 1:
+        params = replace(params, max_tokens=2)
+    observer = KeptTokens()
+    opened, images = prompts.open_images(prompt)
+    tokenized = llm.tokenize_chat(opened) if is_conversation(prompt) else llm.tokenize(opened)
+    request = llm.new_request(tokenized, params, observer=observer, final_only=True)
+    [output] = llm.driver.finish([request])
+    output.raise_for_error()
+    [eviction] = requested_eviction(llm.config, params)
+    return Inspection.of(output, observer, eviction, llm.tokenizer, images)
