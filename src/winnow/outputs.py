@@ -239,8 +239,7 @@ class AgreementRecord:
 
     @property
     def backs_off(self) -> bool:
-        """Whether too few tokens agree for `compression=auto` to go on compressing. Whole answers are no measure of
-        that: one other word, and all that follows is worded otherwise."""
+        """Whether too few tokens agree for `compression=auto` to go on: behind one other word whole answers differ."""
         return self.checked >= self.LEAST_CHECKED and self.agreed < self.LEAST_SHARE * self.tokens
 
 

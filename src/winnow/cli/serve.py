@@ -68,7 +68,9 @@ def execute(namespace: argparse.Namespace) -> int:
     _begin_log(config.log_level)
     with (
         bound_sockets(config) as sockets,
-        engine.open_llm(options := engine.usual_model(namespace, options), announce=True) as llm,
+        engine.open_llm(
+            options := engine.usual_model(namespace, options, or_demo=True), announce=True
+        ) as llm,
     ):
         log.info("starting the server")
         with importing():

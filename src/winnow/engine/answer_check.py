@@ -82,8 +82,7 @@ class AnswerCheck:
         return self._waiting.pop(0)
 
     def compared(self, new: NewRequest, answer: tuple[int, ...], *, goes_on: bool) -> None:
-        """Count the tokens of an answer up to the first that the full cache writes otherwise. With `goes_on` those
-        behind it come next: what was computed before them is in the prefix cache."""
+        """Count the tokens up to the first that the full cache writes otherwise; if it `goes_on`, the rest too."""
         end, expected, record = len(answer), new.expected, self.record
         record.tokens += end
         record.agreed += sum(a == b for a, b in zip(answer, expected, strict=False))

@@ -54,8 +54,7 @@ _LEVERAGE = EvictionPolicy(
     Keep(recent=16),
     When(after_prefill=True, pressure=True),
 )
-# KV-Compress with a window that ends with the question, and pooling as wide as the papers' in text. No round of another
-# sequence is joined: an answer must not depend on who arrives later.
+# KV-Compress, pooled as wide in text, its window at the question's end; no answer depends on who arrives later.
 _WINDOW = replace(
     _KV_COMPRESS,
     score=Window(32, 2, Smoothing(7, "max", by_text=True), continual=True, skip_template=True),
@@ -75,8 +74,7 @@ KEYS = "winnow-keys"
 """The preset for every prompt, whatever is asked of it later."""
 SEEN = "winnow-seen"
 """The preset for prompts that end with their question."""
-SENTENCE = "winnow-sentence"
-"""The same for models of few rows, or whose rotation of keys is not known."""
+SENTENCE = "winnow-sentence"  # the same for models of few rows, or whose rotation of keys is not known
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),

@@ -66,7 +66,7 @@ class RoundRows:
         self.block, self.length = self.block.long(), length.contiguous()
         self.position = cache.pool.numbers.positions_of(self.block)
         self.protected = self._kept_positions().logical_and_(self.valid)
-        self._text_units: dict[Unit, Tensor] = {}
+        self._found: dict[Unit, Tensor] = {}
 
     @property
     def missing(self) -> int:
@@ -89,11 +89,10 @@ class RoundRows:
 
     def text_units(self, unit: Unit) -> Tensor:
         """Return the number of the sentence or word of each position, int64 [B, positions]; found once a round."""
-        if unit not in self._text_units:
-            assert self.signals is not None, "rows of an engine have them"
-            found = self.signals.text_units(self.round.slots, unit, self.round.num_positions)
-            self._text_units[unit] = found
-        return self._text_units[unit]
+        assert self.signals is not None, "rows of an engine have them"
+        if unit not in self._found:
+            self._found[unit] = self.signals.text_units(self.round.slots, unit, self.round.num_positions)
+        return self._found[unit]
 
     def together(self, *, rotated: bool) -> "LayerRows | None":
         """Return the rows of all layers as if they were one layer's, [L * B, H, N], for kernels that score single rows.
@@ -209,8 +208,7 @@ class LayerRows:
 
     @property
     def sentence(self) -> Tensor:
-        """The number of each KV's sentence, int64 [B, H, N], arbitrary where not valid. Requires
-        `Needs(sentences=True)`."""
+        """The number of each KV's sentence, int64 [B, H, N], arbitrary where not valid (`Needs(sentences=True)`)."""
         return self.text_unit("sentence")
 
     @property

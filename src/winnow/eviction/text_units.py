@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 Unit: TypeAlias = Literal["sentence", "word"]
 
-LONGEST_SENTENCE = 64
-"""Tokens after which a sentence without a mark at its end is cut: tables, numbers, lists."""
+LONGEST_SENTENCE = 64  # tokens after which one without a mark at its end is cut: tables, numbers, lists
 
 _ENDS, _MARKS, _CLOSES, _BLANK_FIRST, _JOINS, _OPEN, _KNOWN = (1 << bit for bit in range(7))
 _LINE_ENDS = "\n\r\u2028\u2029。！？；｡"  # noqa: RUF001  # end a sentence whatever follows

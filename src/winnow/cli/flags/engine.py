@@ -112,19 +112,25 @@ def typed_options(namespace: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def usual_model(namespace: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with SmolLM2, of models/ or the Hub's cache, where no model was typed. Raises UsageError: it
-    is not here."""
+def usual_model(
+    namespace: argparse.Namespace, options: dict[str, Any], *, or_demo: bool = False
+) -> dict[str, Any]:
+    """Return the options with SmolLM2, of models/ or the Hub's cache, where no model was typed; `or_demo`: else
+    with the demo model, and a line that says so. Raises UsageError: it is not here."""
     if options.get("model") is not None or getattr(namespace, "model", None) == DEMO:
         return options
     file = Path("models") / NAMED_MODELS["smollm2"].file
     cached = (name for name, _ in fetched_repositories() if "/SmolLM2-" in name and "Instruct" in name)
     model = str(file) if file.is_file() else next(cached, None)
     if model is None:
-        raise UsageError(
+        text = (
             "no MODEL was given, and SmolLM2 is not here: `winnow pull smollm2` fetches it (98 MB), `winnow pull` "
             f"lists others, and --model {DEMO} is the demo model, which looks facts up in a text and does nothing else"
         )
+        if not or_demo:
+            raise UsageError(text)
+        print(f"winnow: {text}", file=sys.stderr)
+        return options
     return options | {"model": model}
 
 

@@ -15,8 +15,7 @@ _MEMORY = 0.99
 _OUTLOOK_EVERY = 8
 # Part of the prompts' tokens found in the prefix cache above which they are said to begin alike.
 _SHARED = 0.2
-# Part of the largest gain for which fewer KVs need not go.
-_NEARLY = 0.95
+_NEARLY = 0.95  # of the largest gain: for the rest no more KVs go
 # Tokens of an answer for which no limit was asked, before any has ended.
 _USUAL_ANSWER = 256
 
@@ -80,11 +79,8 @@ class CompressionDecisions:
         own = eviction.context_len / eviction.target
         steps = [*(step for step in LATE_STEPS if step < own), own] if eviction.policy.when.late else [own]
         looks = [self._look(sequence, eviction.at(step), most, usual) for step in steps]
-        gains = [each.gain for each in looks if each.gain is not None]
-        enough = [
-            each.num_compressed >= most if each.gain is None else each.gain >= _NEARLY * max(gains)
-            for each in looks
-        ]
+        best = max((each.gain or 0.0 for each in looks), default=0.0)
+        enough = [e.num_compressed >= most if e.gain is None else e.gain >= _NEARLY * best for e in looks]
         index = enough.index(True) if True in enough else -1
         self.outlook, self._compression = looks[index], steps[index]
 

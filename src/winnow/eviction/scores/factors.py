@@ -59,8 +59,7 @@ class Derived(Scorer):
 class BySentence(Derived):
     """The larger of a score, pooled over neighbours, and a share of the largest score within the KV's sentence.
 
-    A question's attention falls on the first tokens of the fact that it asks for; the rest of the sentence is worth
-    what its beginning is. Method and measurements: docs/eviction.md.
+    A question's attention falls on the first tokens of the fact that it asks for (docs/eviction.md).
     """
 
     share: float = 0.25
@@ -72,8 +71,9 @@ class BySentence(Derived):
         if not 0.0 < self.share <= 1.0:
             raise ConfigError(f"share must be above 0 and at most 1, got {self.share}")
         if getattr(self.inner, "pool", None) is not None or not self.inner.factors:
-            name = type(self.inner).__name__
-            raise ConfigError(f"{name} pools, or may be below 0: BySentence pools what is at least 0 itself")
+            raise ConfigError(
+                f"{type(self.inner).__name__} pools, or may be below 0: BySentence pools itself"
+            )
         if self.pool is not None and (self.pool.per_query_head or self.pool.skip_window):
             raise ConfigError("BySentence pools rows: its pool takes neither per_query_head nor skip_window")
 
@@ -85,9 +85,8 @@ class BySentence(Derived):
         score = self.inner.score(rows)
         pooled = score if self.pool is None else pool_rows(score, rows, self.pool)
         unit = rows.text_unit(self.unit)
-        largest = torch.zeros_like(score).scatter_reduce_(
-            2, unit, score.masked_fill(~rows.valid, 0.0), "amax"
-        )
+        valid = score.masked_fill(~rows.valid, 0.0)
+        largest = torch.zeros_like(score).scatter_reduce_(2, unit, valid, "amax")
         return torch.maximum(pooled, largest.gather(2, unit).mul_(self.share))
 
 

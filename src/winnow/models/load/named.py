@@ -6,6 +6,7 @@ Nothing is done where the file is there already.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -51,28 +52,7 @@ NAMED_MODELS = {
         253_113_024,
     ),
 }
-SUGGESTED = (
-    ("smollm2", 98, "a first try: short questions about a text"),
-    ("gemma3", 253, "continuing a text; it does not chat"),
-    ("HuggingFaceTB/SmolLM2-360M-Instruct-GGUF:Q8_0", 386, "short chats, simple summaries"),
-    ("Qwen/Qwen3-0.6B-GGUF:Q8_0", 639, "short chats in many languages, reasoning, tools"),
-    ("ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", 806, "chats and summaries"),
-    ("HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF:Q4_K_M", 1060, "chats and summaries in English"),
-    ("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:Q4_K_M", 1120, "code, completion in an editor"),
-    ("Qwen/Qwen3-1.7B-GGUF:Q8_0", 1830, "reasoning and tools, where memory is short"),
-    ("ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", 2490, "chats in many languages, long documents"),
-    ("Qwen/Qwen3-4B-GGUF:Q4_K_M", 2500, "reasoning, tools, questions about documents"),
-    ("bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M", 4370, "chats and extraction in European languages"),
-    ("Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M", 4680, "code, also of whole files"),
-    ("bartowski/DeepSeek-R1-Distill-Qwen-7B-GGUF:Q4_K_M", 4680, "mathematics, long reasoning"),
-    ("Qwen/Qwen3-8B-GGUF:Q4_K_M", 5030, "a good all-rounder: reasoning, tools, agents"),
-    ("unsloth/Llama-3.2-3B-Instruct", 6430, "chats, summaries, tools; weights of 16 bits"),
-    ("ggml-org/gemma-3-12b-it-GGUF:Q4_K_M", 7300, "writing and translation, long documents"),
-    ("bartowski/Mistral-Nemo-Instruct-2407-GGUF:Q4_K_M", 7480, "long documents, writing"),
-    ("Qwen/Qwen3-14B-GGUF:Q4_K_M", 9000, "harder reasoning, agents"),
-    ("bartowski/phi-4-GGUF:Q4_K_M", 9050, "mathematics and science in English"),
-    ("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", 18600, "the speed of a small model, where memory is large"),
-)
+SUGGESTED = json.loads(Path(__file__).with_name("suggested.json").read_text(encoding="utf-8"))
 """Models to begin with, by size: their names, about how many megabytes are fetched, and what each is good at."""
 
 
