@@ -312,7 +312,7 @@ class _Local(Partner):
 
     def answer(self, messages: list[Message]) -> Iterator[str]:
         shown, self.num_tokens = 0, None
-        outputs = self._llm.stream_chat(messages, self._params, session_id=self.session)
+        outputs: Any = self._llm.stream_chat(messages, self._params, session_id=self.session)
         told, self._told = self._told, True
         with closing(outputs if told else engine.with_speed(self._llm, outputs)) as answers:
             for output in answers:

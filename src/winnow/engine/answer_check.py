@@ -51,12 +51,13 @@ class AnswerCheck:
         is_new = self._num_taken + len(self._waiting) + 1 <= wanted and len(self._waiting) < _MOST_WAITING
         if not is_new and self._random.random() * self._num_known >= len(self._waiting):
             return
-        least, plain = min(params.min_tokens, len(answer)), {"logprobs": None, "prompt_logprobs": None}
+        plain: dict[str, Any] = {"logprobs": None, "prompt_logprobs": None, **_WHOLE}
+        least = min(params.min_tokens, len(answer))
         new = NewRequest(
             request.request_id,
             None,
             list(request.prompt_token_ids),
-            replace(params, n=1, reuse=EXACT, max_tokens=len(answer), min_tokens=least, **plain, **_WHOLE),
+            replace(params, n=1, reuse=EXACT, max_tokens=len(answer), min_tokens=least, **plain),
             tenant=request.tenant,
             final_only=True,
             images=request.images,

@@ -62,7 +62,7 @@ def raise_open_files() -> int | None:
     """Raise this process's soft limit of open files to the hard one, where the system lets it. Returns the limit; None:
     the system has none, or does not tell."""
     if resource is None:
-        return None
+        return None  # type: ignore[unreachable]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, _MOST_FILES) if hard != resource.RLIM_INFINITY else _MOST_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -140,9 +140,9 @@ class Service:
         """Raise ApiError (503) where queued requests would wait behind more, or longer, than they may. On the engine's
         thread."""
         queue, most = self.config.max_num_queued_reqs, self.config.max_ttft
-        if self.llm.driver.engine.memory is None:  # of an engine that computes steps in another way
+        outlook = getattr(self.llm.driver.engine.scheduler, "first_tokens", None)
+        if outlook is None:  # an engine that computes steps in another way
             return
-        outlook = self.llm.driver.engine.scheduler.first_tokens
         if queue is not None and (waiting := outlook.num_held_up(clients)) > queue:
             waiting -= sum(each.params.n for each in requests)
             said = f"the queue is full: {max(waiting, 0)} answers wait already"

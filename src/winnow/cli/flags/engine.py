@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
@@ -319,7 +319,7 @@ def engine_lines(llm: "LLM", name: str) -> list[str]:
     ]
 
 
-def with_speed(llm: "LLM", outputs: Iterator[Any]) -> Iterator[Any]:
+def with_speed(llm: "LLM", outputs: Iterator[Any]) -> Generator[Any, None, None]:
     """Yield a request's outputs, behind a line on standard error on what computes them and how fast, which the first
     tokens tell: those are held back for `_TELLING_SECONDS`, or until the answer ends. Before the first, a long prompt
     has a line of its own."""
