@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 from winnow.chat import Message
 from winnow.engine.admission import requested_eviction
 from winnow.engine.requests.new_request import KeptKVs
-from winnow.engine_client import EngineClient
 from winnow.errors import InvalidRequestError
 from winnow.eviction import ResolvedPolicy
 from winnow.eviction.describe import brief_policy
+from winnow.llm import LLM
 from winnow.outputs import EvictionReport, RequestOutput
 from winnow.prompts import Prompt, PromptTokenizer, is_conversation
 from winnow.sampling import SamplingParams, TextStream
@@ -185,7 +185,7 @@ def _mean(shares: Sequence[float]) -> float:
 
 
 def inspect_prompt(
-    llm: EngineClient, prompts: PromptTokenizer, prompt: Prompt | Sequence[Message], params: SamplingParams
+    llm: LLM, prompts: PromptTokenizer, prompt: Prompt | Sequence[Message], params: SamplingParams
 ) -> Inspection:
     """Answer one prompt, or a conversation, and report which tokens survived eviction, in which layer and head.
 

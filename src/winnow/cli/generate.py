@@ -53,7 +53,7 @@ def execute(namespace: argparse.Namespace) -> int:
             outputs = llm.stream(prompt, params)
         shown = 0
         # A reader who leaves ends the request, while there still is an engine to end it in.
-        with closing(engine.with_speed(llm, outputs)) as answers:  # type: ignore[type-var]
+        with closing(engine.with_speed(llm, outputs)) as answers:
             for output in answers:
                 text = output.outputs[0].text
                 print(text[shown:], end="", flush=True)
