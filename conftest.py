@@ -1,6 +1,8 @@
 """Settings that hold for every test."""
 
+import logging
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,21 @@ def _silent_loading() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("winnow.cli.loading.PATIENCE_SECONDS", 600.0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Undo what a command that runs within a test, such as `winnow serve`, does to the process's log."""
+    log, show = logging.getLogger("winnow"), warnings.showwarning
+    handlers, levels = logging.root.handlers[:], (logging.root.level, log.level)
+    yield
+    added = [each for each in logging.root.handlers if each not in handlers]
+    for handler in added:
+        logging.root.removeHandler(handler)
+    if added:
+        logging.root.setLevel(levels[0])
+        log.setLevel(levels[1])
+        warnings.showwarning = show
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from winnow import LLM, SamplingParams
-from winnow.known_accuracy import best_known
 from winnow.metrics import score
 
 COMPRESSION = 8.0
@@ -48,7 +47,7 @@ def main() -> None:
     lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()][
         :: 72 // asked.prompts
     ]
-    policy = best_known(None, COMPRESSION, "winnow-seen", ("leverage",)) or "winnow-seen"
+    policy = "leverage"  # what keeps most on the demo model (docs/which-policy.md)
     print(
         f"{len(lines)} prompts, answers of {asked.new_tokens} tokens, {asked.kv_memory} of KV memory",
         flush=True,

@@ -69,6 +69,8 @@ def test_what_eviction_did_is_told() -> None:
         "compression": 20 / 9,
         "kept_images": None,
         "kept_text": None,
+        "checked_answers": 0,
+        "equal_answers": 0,
     }
 
 

@@ -31,7 +31,9 @@ def run(model_dir: Path, output: Path, tmp_path: Path, llms: list[FakeLLM]) -> R
     return command
 
 
-@pytest.mark.parametrize(("part", "name"), [each for each in NAMES if each[1] not in ("model", "revision")])
+@pytest.mark.parametrize(
+    ("part", "name"), [each for each in NAMES if each[1] not in ("model", "revision", "lora")]
+)
 def test_every_option_counts(
     part: str, name: str, run: Run, write_prompts: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

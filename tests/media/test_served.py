@@ -242,12 +242,12 @@ def test_images_on_the_chat_page(server: Running, expected: Any, tmp_path: Path)
         require_fit(page, tmp_path)
         page.evaluate("at('text').value = 'w1 w2'; at('temperature').value = 0; at('max-tokens').value = 6")
         page.evaluate("at('send').click()")
-        eventually(lambda: page.evaluate("messages.length") == 2, "nothing is answered", 60)
+        eventually(lambda: page.evaluate("current.messages.length") == 2, "nothing is answered", 60)
         assert count() == 0
-        assert page.evaluate("messages[0].content.map(each => each.image_url?.url ?? each.text)") == [
+        assert page.evaluate("current.messages[0].content.map(each => each.image_url?.url ?? each.text)") == [
             uri(FIRST), uri(SECOND), "w1 w2",
         ]  # fmt: skip
-        assert expected.outputs[0].text.startswith(str(page.evaluate("messages[1].content")))
+        assert expected.outputs[0].text.startswith(str(page.evaluate("current.messages[1].content")))
         assert page.evaluate("document.querySelectorAll('article.user img').length") == 2
         require_fit(page, tmp_path)
         shown = page.evaluate(

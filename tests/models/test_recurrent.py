@@ -74,7 +74,7 @@ def test_batches_that_requests_join_and_leave(name: str, tmp_path: Path) -> None
     for backend in ("auto", "reference"):
         computes = open_backend(backend, loaded.device)
         found = paged_logits(loaded, tokens.to(loaded.device), computes, plain_layout(loaded))
-        assert float(differences_of(found, logits).max()) < 1e-4
+        assert float(differences_of(found, logits).max()) < 2e-4
 
 
 @pytest.mark.parametrize("host", [None, "8MiB"], ids=["recompute", "swap"])

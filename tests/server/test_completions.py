@@ -13,7 +13,14 @@ MESSAGES = [{"role": "user", "content": "What is the name of the dog?"}]
 
 
 def test_answers_equal_the_offline_engines(server: Running, llm: LLM) -> None:
-    params: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 7, "top_p": 0.9, "n": 2}
+    params: dict[str, Any] = {
+        "max_tokens": 24,
+        "temperature": 0.8,
+        "seed": 7,
+        "top_p": 0.9,
+        "min_p": 0,
+        "n": 2,
+    }
     [chat] = llm.chat(MESSAGES, SamplingParams(**params, logprobs=2))
     body = {"model": MODEL, "messages": MESSAGES, **params, "logprobs": True, "top_logprobs": 2}
     served = server.post("/v1/chat/completions", body).json()
@@ -203,7 +210,7 @@ def test_structured_output(server: Running) -> None:
         {"guided_json": schema},
     ]
     for form in forms:
-        body = {"messages": MESSAGES, "max_tokens": 100, "seed": 1, **form}
+        body = {"messages": MESSAGES, "max_tokens": 100, "seed": 1, "temperature": 1, "min_p": 0, **form}
         text = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
         assert json.loads(text)["a"] in ("x", "y")
     body = {"prompt": "It is", "structured_outputs": {"choice": ["red", "blue"]}}

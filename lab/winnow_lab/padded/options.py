@@ -54,7 +54,7 @@ class PaddedOptions:
         for part in (getattr(config, name) for name in PARTS):
             for each in fields(part):
                 value = getattr(part, each.name)
-                if each.name not in _READ and value != each.default:
+                if each.name not in _READ and value not in (each.default, "auto"):
                     raise ConfigError(f"{each.name} needs engine=paged, got {value!r} and engine=padded")
         quotas = [tenant.name for tenant in config.scheduler.tenants if tenant.has_quota]
         if quotas:

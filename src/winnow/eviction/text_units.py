@@ -18,7 +18,7 @@ _SPACELESS = 0x2E80  # from here on scripts put no blanks between words: each ch
 
 
 class TextUnits(NamedTuple):
-    """Numbers of the sentence and of the word of each token, counted from 0, int64 [tokens]."""
+    """Numbers of each token's sentence and word, counted from 0, int64 [tokens]."""
 
     sentence: NDArray[np.int64]
     word: NDArray[np.int64]
@@ -62,12 +62,11 @@ class TextMarks:
 def _kind(text: str) -> int:
     """Return the marks of a token's text; never 0, which stands for one that was not looked at."""
     kind, inner = _KNOWN, text.strip()
-    kind |= _ENDS * any(mark in text for mark in _LINE_ENDS)
+    kind |= _ENDS * bool({*_LINE_ENDS} & {*text})
     kind |= _MARKS * any(mark in text for mark in _SENTENCE_MARKS)
     kind |= _CLOSES * (bool(inner) and all(character in _CLOSING for character in inner))
     kind |= _BLANK_FIRST * text[:1].isspace()
-    kind |= _JOINS * _in_word(text[:1])
-    return kind | _OPEN * _in_word(text[-1:])
+    return kind | _JOINS * _in_word(text[:1]) | _OPEN * _in_word(text[-1:])
 
 
 def _in_word(character: str) -> bool:

@@ -144,7 +144,7 @@ class Repair:
             ends = zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True)
             runs += ((index, start + int(a), int(b - a)) for a, b in ends)
         runs.sort(key=lambda run: run[2] > 1)  # those of one token first
-        order = torch.cat([torch.arange(start, start + count) for _, start, count in runs]).to(device)
+        order = torch.cat([torch.arange(start, start + count, device=device) for _, start, count in runs])
         return order, self._step_of(runs, split, order)
 
     def _most_changed(self, placed: PlacedTokens) -> Tensor:

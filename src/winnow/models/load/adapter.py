@@ -125,7 +125,7 @@ def _of_gguf(path: Path, model: Any) -> Iterator[tuple[str, _Product]]:
     arch = next(each for each, name in MODEL_ARCH_NAMES.items() if name == header.architecture)
     names = get_tensor_name_map(arch, text.num_hidden_layers)
     ours = {names.get_name(name): name for name, each in model.named_modules() if isinstance(each, nn.Linear)}
-    arrays = {each.name: torch.tensor(dequantize(header.array(each), each.kind)) for each in header.tensors}
+    arrays = {e.name: torch.from_numpy(dequantize(header.array(e), e.kind)) for e in header.tensors}
     for key in sorted(key for key in arrays if key.endswith(".weight.lora_a")):
         name = key.removesuffix(".weight.lora_a")
         a, b = arrays.pop(key), arrays.pop(f"{name}.weight.lora_b")

@@ -123,7 +123,8 @@ def check_sizes(config: "PretrainedConfig") -> None:
     for name, size in sizes.items():
         values = size if isinstance(size, list) else [size]  # some have one for each layer
         for value in values:
-            if value is not None and (type(value) is not int or value < 1):
+            least = int(name != "max_position_embeddings")  # where 0 says that no length is known
+            if value is not None and (type(value) is not int or value < least):
                 raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
     heads, kv_heads = sizes["num_attention_heads"], sizes["num_key_value_heads"]
     if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:

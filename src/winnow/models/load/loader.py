@@ -96,7 +96,7 @@ def _load_directly(path: Path, config: ModelConfig) -> LoadedModel | None:
     if (
         own
         or not path.is_file()
-        or path.suffix == ".json"
+        or (path.suffix == ".json" or config.lora is not None)
         or not is_cpu(config)
         or not keeps_blocks(config, path)
     ):
