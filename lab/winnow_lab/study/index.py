@@ -48,6 +48,8 @@ speed.hybrid_decode: How near does decoding with recurrent layers or experts com
     hybrid.md: half of what memory allows; experts 2.2 times transformers
 speed.images: What do pictures cost, in a random model of Qwen3-VL-2B's shape?
     images.md: a picture costs what its tower costs; kept, .09 s
+winnow run: A pile of chats that ask for one fact of a text
+    chats.md: `auto` is right in 62 % of 60 chats, the full cache in 32 %, 1.09 times as fast
 winnow bench agents: Conversations of agents in memory for a few
     agents.md: prefixes on disk: first tokens 5 times sooner than from memory alone
 gpu: A page about a GPU in six minutes
