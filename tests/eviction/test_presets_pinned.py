@@ -222,6 +222,7 @@ PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
     "winnow": SEEN,
     "winnow-seen": SEEN,
+    "winnow-seen-keys": SEEN,
     "winnow-sentence": SENTENCE,
     "winnow-window": WINDOW,
     "winnow-window-keys": inner(WINDOW, **TIMES_KEYS),

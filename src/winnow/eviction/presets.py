@@ -85,9 +85,8 @@ PRESETS: dict[str, Preset] = {
         _SEEN,
         "Winnow's own: the fourth root of winnow-sentence times winnow-keys, for a question that is seen",
     ),
-    SENTENCE: Preset(
-        _SENTENCE, "Winnow's own: winnow-window, or a share of the largest score of the sentence"
-    ),
+    "winnow-seen-keys": Preset(_SEEN, "an earlier name of winnow-seen"),
+    SENTENCE: Preset(_SENTENCE, "Winnow's own: winnow-window, or a share of the sentence's largest"),
     "winnow-window": Preset(_WINDOW, "Winnow's own: KV-Compress with a window that ends with the question"),
     KEYS: Preset(
         _KEYS, "Winnow's own: keys before rotation unlike the mean of all seen; whatever is asked later"

@@ -206,9 +206,9 @@ def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = F
     lines = [] if quiet else _known_lines(llm)
     left = llm.config.eviction.compression
     if llm.config.codec_factor > 1 and left != AUTO and not quiet:
-        kvs = "all of them" if left is None else f"{left:.2g}x fewer KVs"
-        form = llm.config.cache.kv_cache_dtype
-        lines.insert(0, f"winnow: compression {options['compression']:g} in bytes: {form} KVs and {kvs}")
+        kvs = f"{llm.config.cache.kv_cache_dtype} KVs and "
+        kvs += "all of them" if left is None else f"{left:.2g}x fewer KVs"
+        lines.insert(0, f"winnow: compression {options['compression']:g} in bytes: {kvs}")
     for line in lines:
         print(line, file=sys.stderr)
     return llm

@@ -92,11 +92,12 @@ def load_model(
 
 def _load_directly(path: Path, config: ModelConfig) -> LoadedModel | None:
     """Return the model in a GGUF file whose blocks the kernels read as they are; None: transformers has to read it."""
-    own = config.weight_dtype != "auto" or config.tokenizer is not None or config.dtype == "auto"
+    own = config.weight_dtype != "auto" or config.dtype == "auto"
     if (
         own
+        or (config.tokenizer, config.lora) != (None, None)
         or not path.is_file()
-        or (path.suffix == ".json" or config.lora is not None)
+        or path.suffix == ".json"
         or not is_cpu(config)
         or not keeps_blocks(config, path)
     ):
