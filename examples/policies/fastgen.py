@@ -94,7 +94,7 @@ CHOSEN = 2.0**16
 
 @dataclass(frozen=True)
 class OfRecipes(Budget):
-    """What the head's recipe holds, whatever the request's budget. Requires the score `Recipes`."""
+    """Keep what each head's recipe selects; the request's budget is not used. Requires the score `Recipes`."""
 
     @property
     def fixed(self) -> int:

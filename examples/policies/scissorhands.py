@@ -26,7 +26,7 @@ from winnow.eviction import (
 from winnow.eviction.costs import Ranking, RowCosts
 
 EVERY = 8
-"""Of the context's queries every eighth is kept until the round behind it."""
+"""Every eighth query of the context is kept until the round after the prompt."""
 
 
 class Persistence(Probe):

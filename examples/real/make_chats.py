@@ -1,6 +1,6 @@
 """Write chats about prose: one fact stands among other sentences, and the question behind them asks for it.
 
-One JSON object a line, as `make_prompts.py` writes them. Whoever compresses can see here what is lost:
+One JSON object a line, as `make_prompts.py` writes them. Compare the answers to see what is lost:
 
     python examples/real/make_chats.py -o chats.jsonl
     winnow run chats.jsonl -o whole.jsonl --model MODEL --kv-memory 128MiB
@@ -42,7 +42,7 @@ ASKED = "Answer in one sentence, then explain where the text says so."
 
 
 def chats(count: int, words: int, seed: int) -> Iterator[dict[str, object]]:
-    """Yield `count` chats of about so many words."""
+    """Yield `count` chats of about `words` words each."""
     prose = shipped_sentences()
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")  # noqa: S311  # no secret

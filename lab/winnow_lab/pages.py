@@ -1,4 +1,4 @@
-"""What of docs/results can be repeated at this commit.
+"""Report which pages of docs/results can be repeated at this commit.
 
     python -m winnow_lab.pages check
 

@@ -239,7 +239,7 @@ class AgreementRecord:
 
     @property
     def backs_off(self) -> bool:
-        """Whether too few tokens agree for `compression=auto` to go on: behind one other word whole answers differ."""
+        """Whether too few tokens agree for `compression=auto` to continue: one other word changes all that follows."""
         return self.checked >= self.LEAST_CHECKED and self.agreed < self.LEAST_SHARE * self.tokens
 
 

@@ -498,11 +498,11 @@ def test_doctor_tells_what_a_report_needs_and_no_secret(
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy")
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror")
     assert main(["doctor"]) == 0
-    told = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
-    assert told["winnow:"].startswith(__version__) and told["HF_ENDPOINT:"] == "http://mirror"
-    assert f"torch {version('torch')}" in told["packages:"] and "ruff" not in told["packages:"]
-    assert {"kernels:", "memory:", "processor:", "python:"} <= told.keys()
-    assert "secret" not in str(told) and told["HF_TOKEN:"] == told["HTTPS_PROXY:"] == "(set)"
+    printed = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert printed["winnow:"].startswith(__version__) and printed["HF_ENDPOINT:"] == "http://mirror"
+    assert f"torch {version('torch')}" in printed["packages:"] and "ruff" not in printed["packages:"]
+    assert {"kernels:", "memory:", "processor:", "python:"} <= printed.keys()
+    assert "secret" not in str(printed) and printed["HF_TOKEN:"] == printed["HTTPS_PROXY:"] == "(set)"
 
 
 def test_what_an_encoding_lacks_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:

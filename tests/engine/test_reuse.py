@@ -172,10 +172,10 @@ def test_approximate_blocks_are_found_by_nobody(directory: Path, whole: LLM) -> 
         exact = ask(llm, [1, 0, 2], 2, reuse="exact")
         assert (exact.num_reused_tokens, answers(exact)) == (0, answers(ask(whole, [1, 0, 2], 2)))
         # The next turn begins with what this one left, as far as blocks are whole.
-        told = [*first.prompt_token_ids, *first.outputs[0].token_ids]
-        [second] = llm.generate([told + prompt(20, 6)], greedy(reuse="documents"))
+        known = [*first.prompt_token_ids, *first.outputs[0].token_ids]
+        [second] = llm.generate([known + prompt(20, 6)], greedy(reuse="documents"))
         assert (second.num_repaired_tokens, second.num_cached_tokens) == (0, 0)
-        assert second.num_reused_tokens >= len(told) - 17
+        assert second.num_reused_tokens >= len(known) - 17
         assert ask(llm, [0, 1], 3, tenant="other").num_reused_tokens == 0
         assert ask(llm, [1, 0], 3).num_reused_tokens >= 2 * SIZE - 4
         with pytest.raises(InvalidRequestError, match="reuse must be one of exact, documents, anywhere"):

@@ -363,7 +363,7 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
 
 
 def _narrow(score: Scorer, window: int) -> Scorer:
-    """The score with a window of so many queries, and pooling over three KVs where it pools sentences."""
+    """The score with a window of `window` queries, and pooling over three KVs where it pools sentences."""
     if isinstance(score, BySentence):
         return replace(score, inner=_narrow(score.inner, window), pool=Smoothing(3))
     return replace(score, size=window) if isinstance(score, Window) else score

@@ -60,7 +60,7 @@ def located(model: str) -> Path:
 def test_a_file_by_its_kind_its_name_or_none(hub: LocalHub) -> None:
     hub.broken.add("tiny-Q4_1.gguf")
     found = located(f"{REPOSITORY}:q4_1")
-    # The cache is huggingface_hub's own, and what broke off goes on where it was.
+    # The cache is huggingface_hub's own, and an interrupted download resumes.
     assert found.parts[-3:] == ("snapshots", COMMIT, "tiny-Q4_1.gguf") and hub.ranges == ["tiny-Q4_1.gguf"]
     assert found.read_bytes() == hub.files["tiny-Q4_1.gguf"].read_bytes()
     assert "Bearer hf_ours" in hub.tokens

@@ -307,7 +307,7 @@ def test_who_would_wait_too_long_is_refused(llm: LLM) -> None:
             error = server.post(TEXT, short)
             assert refused(error, 503, "first token is expected after")["code"] == "server_overloaded"
             assert int(error.headers["retry-after"]) >= 1
-        eventually(lambda: server.post(TEXT, short).status_code == 200, "nobody is served again")
+        eventually(lambda: server.post(TEXT, short).status_code == 200, "no request is served again")
 
 
 def test_an_answer_that_is_not_streamed_waits_until_it_is_computed(llm: LLM) -> None:

@@ -48,8 +48,8 @@ def mean_table(evaluation: Evaluation, query: str) -> TextTable:
     covered = (evaluation.headline(evaluation.results[0], query, amount) for amount in amounts)
     rows.append(("categories counted", tuple(f"{each.covered} of {each.of}" for each in covered)))
     title = f"{evaluation.task}, {query_label(query)}: mean score"
-    told = filter(None, (_told_apart(evaluation, query, amount) for amount in amounts))
-    lines = notes.lines(tuple(told))
+    sentences = filter(None, (_told_apart(evaluation, query, amount) for amount in amounts))
+    lines = notes.lines(tuple(sentences))
     return TextTable(title, "preset", tuple(map(_named_amount, amounts)), tuple(rows), lines)
 
 

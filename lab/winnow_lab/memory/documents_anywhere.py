@@ -1,4 +1,4 @@
-"""What it saves, and costs, that documents are computed once and stand anywhere in later prompts.
+"""Time saved and answers lost where documents are computed once and reused anywhere in later prompts.
 
     python -m winnow_lab.memory.documents_anywhere FILE.jsonl -o PAGE
 

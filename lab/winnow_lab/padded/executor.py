@@ -23,7 +23,7 @@ from winnow_lab.padded.stats import PaddedStats
 
 
 class NoMemory:
-    """What clients of an engine ask of KVs that outlive a request: there are none."""
+    """Memory of an engine that keeps no KVs after a request ends: every query is answered with nothing."""
 
     def __init__(self) -> None:
         self.sessions = self.files = self

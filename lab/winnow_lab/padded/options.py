@@ -24,7 +24,7 @@ _READ = {
 
 @dataclass(frozen=True)
 class PaddedOptions:
-    """What the padded engine is asked for beside the options of every engine.
+    """Options of the padded engine besides those of every engine.
 
     Attributes:
         mode: embedding: queries are prefilled apart and join at any step; shaping: prefilled in the batch's own pass;

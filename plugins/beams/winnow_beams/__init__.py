@@ -23,8 +23,8 @@ class BeamSearchParams:
     Attributes:
         beam_width: number of beams, and of answers.
         length_penalty: an answer's score is its logprob divided by its length to this power.
-        early_stopping: True: the search ends with `beam_width` finished answers. False: it also goes on while the best
-            beam, were it to end now, would be better than the worst of them; "never": while it still may become so.
+        early_stopping: True: the search ends with `beam_width` finished answers. False: it continues while the
+            best beam, were it to end now, would be better than the worst of them; "never": while it still may become so.
         ignore_eos: continue after the model's end-of-sequence token.
         stop_token_ids: further tokens that end an answer.
     """
@@ -79,7 +79,7 @@ def beam_search(llm: EngineClient, prompt: Prompt, params: BeamSearchParams) -> 
         params.beam_width,
         {*params.stop_token_ids, *(() if params.ignore_eos else llm.eos_token_ids)},
     )
-    each = max(2, 1 + len(ends))  # so that `width` beams go on whichever ends come first
+    each = max(2, 1 + len(ends))  # so that `width` beams remain whichever ends come first
     most = f"at most {MAX_LOGPROBS // each} with {len(ends)} tokens that end an answer"
     require(each * width <= MAX_LOGPROBS, "beam_width", most, width, InvalidRequestError)
     asked = SamplingParams(

@@ -101,7 +101,7 @@ def _thinking(wanted: Any) -> Record:
 
 
 def _messages(given: Any) -> list[Record]:
-    """Return a chat's messages: images become parts, calls get the numbers that results are told apart by."""
+    """Return a chat's messages: images become parts, calls get ids that their results name."""
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         raise invalid("messages", f"must be a list of objects, got {json_kind(given)}")
     found, waiting, count = [], list[str](), 0

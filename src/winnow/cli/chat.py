@@ -24,7 +24,7 @@ from winnow.values.units import format_bytes
 DESCRIPTION = """\
 Talk to a model in the terminal, here or, with --url, on a server of the OpenAI API.
 
---session NAME keeps the conversation and resumes it; --continue goes on with the last one that had no name.
+--session NAME keeps the conversation and resumes it; --continue resumes the last one without a name.
 /file PATH puts a text before the next question, /image PATH an image, /stats shows what the conversation takes, /reset
 begins a new one, /exit or Ctrl-D ends, /help lists these. Ctrl-C stops an answer, twice at an empty prompt ends.
 """
@@ -128,10 +128,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="keep the conversation under this name, or resume the one kept under it",
     )
     parser.add_argument(
-        "--continue",
-        action="store_true",
-        dest="goes_on",
-        help="go on with the last conversation without a name",
+        "--continue", action="store_true", dest="goes_on", help="resume the last conversation without a name"
     )
     parser.add_argument("--file", metavar="FILE", help="put this text before the first question")
     add_image_flag(parser, "put this image before the first question; may be repeated")
@@ -144,7 +141,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     typed, options = engine.sampling_options(namespace), engine.engine_options(namespace)
     if namespace.goes_on and namespace.session is not None:
-        raise UsageError("--continue goes on without a name; --session NAME resumes by itself")
+        raise UsageError("--continue resumes one without a name; --session NAME resumes by itself")
     if namespace.system is not None:
         require_utf8("--system", namespace.system)
     text = None if namespace.file is None else read_prompt(None, namespace.file)
@@ -303,7 +300,7 @@ def _complaining() -> Iterator[None]:
 
 class _Local(Partner):
     def __init__(self, llm: Any, params: Any) -> None:
-        self._llm, self._params, self._told = llm, params, False
+        self._llm, self._params, self._speed_shown = llm, params, False
 
     def introduction(self) -> list[str]:
         model = self._llm.config.model.model
@@ -313,8 +310,8 @@ class _Local(Partner):
     def answer(self, messages: list[Message]) -> Iterator[str]:
         shown, self.num_tokens = 0, None
         outputs: Any = self._llm.stream_chat(messages, self._params, session_id=self.session)
-        told, self._told = self._told, True
-        with closing(outputs if told else engine.with_speed(self._llm, outputs)) as answers:
+        shown_before, self._speed_shown = self._speed_shown, True
+        with closing(outputs if shown_before else engine.with_speed(self._llm, outputs)) as answers:
             for output in answers:
                 output.raise_for_error()
                 self.num_tokens = len(output.prompt_token_ids), len(output.outputs[0].token_ids)

@@ -60,7 +60,7 @@ def _of_repository(repository: str, revision: str | None) -> list[tuple[str, int
 
 
 def fitting(size: int) -> str:
-    """Return whether weights of so many bytes, and what lies beside them, fit into this machine's memory; empty: not
+    """Return whether weights of `size` bytes, and what lies beside them, fit into this machine's memory; empty: not
     known."""
     memory = host_memory()
     if memory is None:

@@ -126,9 +126,7 @@ class _Plan:
 
 def execute(namespace: argparse.Namespace) -> int:
     options, defaults = engine.engine_options(namespace), engine.sampling_options(namespace)
-    options.setdefault(
-        "scheduling_policy", "prefix"
-    )  # nobody waits for one line, and what they share is computed once
+    options.setdefault("scheduling_policy", "prefix")  # what lines share is computed once
     _check_paths(namespace, options)
     tally = Tally()
     with open_prompts(namespace.prompts) as path:

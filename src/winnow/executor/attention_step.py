@@ -27,8 +27,7 @@ class Narrowing(Protocol):
     first_layer: int
 
     def narrow(self) -> "tuple[Tensor, PagedAttentionStep]":
-        """Return the tokens that go on, int64 [n], places in the batch in the order of the narrower one, and the step
-        that they attend in."""
+        """Return the tokens that later layers compute, int64 [n], places in the batch, and the step of these."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class PagedAttentionStep:
     probes: tuple[tuple[Probe, Watched], ...] = ()
     replays: tuple[ReplaySpan, ...] = ()
     repair: "Narrowing | None" = None
-    """Says which tokens go on after the first layers; None: all."""
+    """Selects the tokens that layers after the first ones compute; None: all."""
 
     @property
     def native(self) -> NativeStep | None:

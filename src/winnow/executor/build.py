@@ -146,9 +146,9 @@ _NEARLY_ALL = 1.1
 
 
 def with_fewer_bytes(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
-    """Return the configuration with a format of KVs, and so many of them, as take `compression` times fewer bytes where
-    that counts bytes; with auto, int8 KVs of a model of 16 bits, which lose nothing. KVs keep the model's format where
-    head size or backend refuse, or that has 8 bits itself."""
+    """Return the configuration with the format and number of KVs that take `compression` times fewer bytes, where it
+    counts bytes; with auto, int8 KVs for a model of 16 bits. KVs keep the model's format where head size or backend
+    refuse another, or where that has 8 bits itself."""
     wanted: Any = config.eviction.compression
     auto = wanted == AUTO
     if not config.counts_bytes:

@@ -18,8 +18,7 @@ from winnow.models import LoadedModel
 from winnow.models.bind.rotation import ModelRotation
 
 _LEAST_NORM = 1e-6
-_COMPARED_EVERY = 4
-"""Of so many layers the keys of one are compared with the mean of their row."""
+_COMPARED_EVERY = 4  # keys of one layer in each four are compared with the mean of their row
 
 
 def reuse_refusal(model: LoadedModel, layout: CacheLayout, *, hidden: bool) -> str | None:

@@ -38,7 +38,7 @@ class Amount:
         check_one_amount(self.compression, self.kv_budget)
 
     def over(self, codec_factor: float) -> "Amount":
-        """Return the KVs that take this amount of bytes, where each takes so many times fewer than without a codec."""
+        """Return the amount of KVs with these bytes, where a codec makes each KV `codec_factor` times smaller."""
         return self if self.compression is None else Amount(max(self.compression / codec_factor, 1.0))
 
     @property

@@ -166,7 +166,7 @@ class PrefixIndex:
             state_bytes: of its state, which is kept beside its blocks.
             resumable: with it the states of layers after these tokens; a block that is known without them is put anew.
             before: the key before it, behind which `common_tail` finds it; None: it is found whole alone.
-            root: `PrefixChain.root` of those who find a whole block by its tokens (`runs`); None: nobody does.
+            root: `PrefixChain.root` of the sequences that find a whole block by its tokens (`runs`); None: none does.
 
         Returns:
             Whether it was new, and there was room for its state.

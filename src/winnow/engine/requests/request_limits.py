@@ -47,9 +47,11 @@ def forked_params(parent: Sequence, params: SamplingParams | None) -> SamplingPa
         raise InvalidRequestError(
             f"forced_tokens must begin with the {len(known)} tokens of {name!r} that are computed, got {list(forced)}"
         )
-    told = params.logprobs is None or known == answered or forced[len(known)] in (parent.logprobs[-1] or ())
+    known_logprob = (
+        params.logprobs is None or known == answered or forced[len(known)] in (parent.logprobs[-1] or ())
+    )
     among = f"left out, or forced_tokens among those that {name!r} has reported"
-    require(told, "logprobs", among, params.logprobs, InvalidRequestError)
+    require(known_logprob, "logprobs", among, params.logprobs, InvalidRequestError)
     return replace(params, **{field: getattr(inherited, field) for field in EVICTION_FIELDS})
 
 

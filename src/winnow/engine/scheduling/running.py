@@ -47,7 +47,7 @@ class Running(SequenceType[Sequence]):
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
-        # Of an abort, as of a request that was refused, nobody knows how long the answer would have been.
+        # An aborted or refused request says nothing about the length of answers.
         if not sequence.request.expected and reason != "abort":
             self._num_ended += 1
             self._ended_tokens += sequence.num_output_tokens

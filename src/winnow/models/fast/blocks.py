@@ -9,6 +9,7 @@ These two are also what weights of 16 bits are quantized to, here in plain torch
 F8_E4M3 is none of GGUF's: codes are floats of 8 bits, and scales of 32, as checkpoints in fp8 have them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,15 +45,14 @@ class WideLayers:
 
 
 @dataclass(frozen=True)
-class LibraryLayers(WideLayers):
-    """Choice of the linear layers that a library multiplies on a GPU: a plug-in's, of the entry points
-    `winnow.weights`."""
+class LibraryLayers(WideLayers, ABC):
+    """Choice of the linear layers that a library multiplies on a GPU: a plug-in's, by `winnow.weights`."""
 
     weight_dtype: str = "int8"
 
+    @abstractmethod
     def join(self, linears: Sequence[nn.Linear]) -> nn.Module:
         """Return one product in place of several of the same input, which stay as they are."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Reader: from a packed model's directory to a model ready to run."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -82,7 +83,7 @@ def _check_options(path: Path, description: Description, config: ModelConfig) ->
         raise ConfigError(f"optimize must be on for {path}, which is packed")
 
 
-class DecoderReader:
+class DecoderReader(ABC):
     """Reader that makes a decoder of a description, and of tensors by their names in a packed model."""
 
     _packed: Mapping[str, Tensor]
@@ -140,8 +141,8 @@ class DecoderReader:
         bias = self._tensor(bias_name, (out_features,)) if bias_name in self._others else None
         return PackedLinear(weight, bias, self._kernels)
 
-    def _weight(self, name: str, in_features: int, out_features: int) -> PackedWeight:
-        raise NotImplementedError
+    @abstractmethod
+    def _weight(self, name: str, in_features: int, out_features: int) -> PackedWeight: ...
 
     def _norm(self, name: str, size: int, numbers: NormNumbers) -> NormWeight:
         return NormWeight(self._tensor(name, (size,)), numbers.eps, one_plus=numbers.one_plus)

@@ -116,8 +116,8 @@ class GgufFile:
             values.setdefault("vocab_size", len(tokens))
         values.setdefault("pad_token_id", None)  # the class's own is of another vocabulary
         if arch == "gpt-oss":
-            told = {ours: self._values.get(f"gpt-oss.rope.scaling.{key}") for key, ours in _YARN.items()}
-            values["rope_scaling"] = {**_GPT_OSS_ROPE, **{name: each for name, each in told.items() if each}}
+            found = {ours: self._values.get(f"gpt-oss.rope.scaling.{key}") for key, ours in _YARN.items()}
+            values["rope_scaling"] = {**_GPT_OSS_ROPE, **{name: each for name, each in found.items() if each}}
         base = self._values.get(f"{arch}.rope.freq_base")
         if base is not None and not {"rope_theta", "rope_parameters"} & values.keys():
             values["rope_theta"] = base  # transformers' tables leave it out for some architectures

@@ -106,7 +106,7 @@ class GgufHeader:
         """Return a tensor as it is stored, mapped: uint8 of `stored_shape`, or numbers of its shape (F32, I8 ...)."""
         kind = _NUMPY.get(tensor.kind.name)
         shape = tensor.shape if kind else tensor.stored_shape
-        # torch warns of arrays that cannot be written to; nobody writes to these, and no page is copied.
+        # torch warns of arrays that cannot be written to; these are only read, so that no page is copied.
         return np.memmap(tensor.path, kind or np.uint8, "c", tensor.offset, shape)
 
 
