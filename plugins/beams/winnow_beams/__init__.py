@@ -23,8 +23,8 @@ class BeamSearchParams:
     Attributes:
         beam_width: number of beams, and of answers.
         length_penalty: an answer's score is its logprob divided by its length to this power.
-        early_stopping: True: the search ends with `beam_width` finished answers. False: it continues while the
-            best beam, were it to end now, would be better than the worst of them; "never": while it still may become so.
+        early_stopping: True: the search ends with `beam_width` finished answers. False: it continues while the best
+            beam, were it to end now, would be better than the worst of them; "never": while it still may become so.
         ignore_eos: continue after the model's end-of-sequence token.
         stop_token_ids: further tokens that end an answer.
     """
