@@ -8,15 +8,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from winnow import LLM, SamplingParams
-from winnow.chat import (
-    MarkedText,
-    TemplateOptions,
-    apply_template,
-    normalise_messages,
-    take_images,
-    text_length,
-)
+from winnow.chat import TemplateOptions, apply_template
 from winnow.errors import InvalidRequestError
+from winnow.messages import MarkedText, normalise_messages, take_images, text_length
 from winnow.models import DEMO_MODEL
 from winnow.models.load.tokens import load_tokenizer
 

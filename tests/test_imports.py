@@ -13,7 +13,7 @@ LAYERS = [
     ["errors", "_native", "lazy", "known_accuracy"],
     ["extras"],
     ["values", "metrics"],
-    ["native", "vllm.names"],
+    ["native", "vllm.names", "messages"],
     ["process", "vllm.modules"],
     ["config", "chat"],
     ["media"],

@@ -1,6 +1,5 @@
-"""Conversations: what a message may be, and the text that a model's chat template makes of them."""
+"""The text that a model's chat template makes of a conversation."""
 
-import json
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -10,15 +9,14 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from winnow.errors import InvalidRequestError
+from winnow.messages import MarkedText, Message, call_arguments, normalise_messages, require_characters
 from winnow.values.images import PromptImage
-from winnow.values.json_values import json_kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
 else:  # transformers takes seconds to import
     Tokenizer = Any
 
-Message = Mapping[str, Any]
 _log = logging.getLogger("winnow")
 _SYSTEM_ROLES = ("system", "developer")
 
@@ -26,16 +24,6 @@ _SYSTEM_ROLES = ("system", "developer")
 _DEVELOPER = re.compile(r"""\\?['"]developer\\?['"]""")
 # Of a function: what it tells the server alone.
 _FOR_DECODING = ("strict", "cache_control", "defer_loading", "allowed_callers", "output_schema")
-# Parts of messages that are images, and the fields that may hold where one comes from: OpenAI's forms, vLLM's and
-# transformers'.
-_IMAGES = {
-    "image_url": ("image_url",),
-    "input_image": ("image_url",),
-    "image_pil": ("image_pil",),
-    "image": ("image", "url", "path"),
-}
-_DETAILS = (None, "auto", "low", "high", "original")
-_IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "refusal")
 # Stands in for a message to find what a template writes around it: letters alone, which no template changes.
 _SENTINEL = "winnowquestionstandshere"
 
@@ -62,22 +50,6 @@ class TemplateOptions:
 PLAIN = TemplateOptions()
 
 
-class MarkedText(str):
-    """Text whose first `context_end` characters are a document: it is judged without what follows, which asks of it."""
-
-    context_end: int
-
-    def __new__(cls, text: str, context_end: int = 0) -> "MarkedText":
-        made = super().__new__(cls, text)
-        made.context_end = context_end
-        return made
-
-    def context_tokens(self, token_ids: Sequence[int], encode: Callable[[str], list[int]]) -> int:
-        """Return how many of the text's tokens the document has for itself."""
-        pairs = zip(token_ids, encode(self[: self.context_end]), strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
 class TokenizedPrompt(NamedTuple):
     """A prompt as the engine takes it.
 
@@ -96,106 +68,6 @@ class TokenizedPrompt(NamedTuple):
     images: tuple[PromptImage, ...] = ()
     documents: tuple[tuple[int, int], ...] = ()
     context_tokens: int = 0
-
-
-def require_characters(name: str, text: str) -> None:
-    """Raise InvalidRequestError, which names the place, for half a surrogate pair: no tokenizer reads it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            f"{name} must be whole characters, got half a surrogate pair, {text[error.start]!a}, "
-            f"at character {error.start}"
-        ) from None
-
-
-def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
-    """Return a message as templates take it: its content one text, lists of text parts joined. Where images stand
-    among them it stays a list of parts, {"type": "image", "image": source} for each; see `take_images`.
-
-    A part of text with {"winnow": {"context": true}} is the end of the context; see `MarkedText`.
-    Content that is null or missing is empty text beside tool calls, reasoning or a refusal, as clients write it.
-    Reasoning stands under one name. Raises InvalidRequestError, which calls the message `name`, where there is no role,
-    or content that is no text.
-    """
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InvalidRequestError(f"{name} must be an object with role and content, got {message!r:.80}")
-    if message.get("reasoning") is not None and message.get("reasoning_content") is None:
-        message = {**message, "reasoning_content": message["reasoning"]}
-    content = message.get("content")
-    if isinstance(content, list | tuple):
-        parts = [_part(part, name) for part in content]
-        images = any(part["type"] == "image" for part in parts)
-        marks = [number for number, part in enumerate(content, 1) if _is_context(part, name)]
-        if marks and images:
-            raise InvalidRequestError(f"winnow.context of {name} needs parts of text alone, got images")
-        texts = [part.get("text", "") for part in parts]
-        content = parts if images else "\n".join(texts)
-        if marks:
-            content = MarkedText("\n".join(texts), len("\n".join(texts[: marks[-1]])))
-    thinks = message.get("reasoning_content") is not None
-    if content is None and (thinks or any(message.get(key) for key in _IN_PLACE_OF_CONTENT)):
-        content = message.get("refusal") or ""
-    if not isinstance(content, str | list):
-        got = "none" if "content" not in message else json_kind(content)
-        raise InvalidRequestError(f"content of {name} must be text, or stand beside tool_calls, got {got}")
-    message = {**message, "content": content}
-    # OpenAI's earlier form: the function's name stands for the call's id.
-    call = message.pop("function_call", None)
-    if call and not message.get("tool_calls"):
-        called = call.get("name") if isinstance(call, Mapping) else None
-        message["tool_calls"] = [{"id": called, "type": "function", "function": call}]
-    if message["role"] == "function":
-        message |= {"role": "tool", "tool_call_id": message.get("name")}
-    return message
-
-
-def normalise_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return every message by `normalise_message`. Raises InvalidRequestError: no list, or which is unusable."""
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
-        got = "none" if isinstance(messages, Sequence) and not messages else json_kind(messages)
-        raise InvalidRequestError(f"messages must be a list with at least one message, got {got}")
-    return [normalise_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def take_images(messages: Any) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Return messages with {"type": "image"} in the place of each image, and the images' sources in their order. Raises
-    InvalidRequestError as `normalise_messages`, or where a place has no source."""
-    sources: list[Any] = []
-
-    def without_source(part: dict[str, Any], name: str) -> dict[str, Any]:
-        if part["type"] != "image":
-            return part
-        if "image" not in part:
-            raise InvalidRequestError(f"an image of {name} must have a URL, a path or an image")
-        sources.append(part["image"])
-        return {"type": "image"}
-
-    found = normalise_messages(messages)
-    for index, message in enumerate(found):
-        if isinstance(message["content"], list):
-            message["content"] = [without_source(part, f"messages[{index}]") for part in message["content"]]
-    return found, sources
-
-
-def put_images(messages: Sequence[Message], sources: Sequence[Any]) -> list[dict[str, Any]]:
-    """Undo `take_images`, with these sources."""
-    left = iter(sources)
-
-    def with_source(part: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "image", "image": next(left)} if part["type"] == "image" else part
-
-    return [
-        {**each, "content": list(map(with_source, each["content"]))}
-        if isinstance(each["content"], list)
-        else {**each}
-        for each in messages
-    ]
-
-
-def text_length(message: Message) -> int:
-    content = message["content"]
-    return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
 
 
 def apply_template(
@@ -430,66 +302,3 @@ def _call_with_arguments(call: Any) -> Any:
         return call
     values = call_arguments(function.get("arguments"))
     return {**call, "function": {**function, "arguments": values}}
-
-
-def call_arguments(given: Any) -> Any:
-    """Return a call's arguments, which may be JSON text, as an object: empty where they are nothing, as models and
-    clients write null or an empty text for functions without any; what makes none is returned as it came."""
-    values = given
-    if isinstance(given, str):
-        try:
-            values = json.loads(given) if given.strip() else None
-        except ValueError:
-            return given  # as the model wrote them
-    return {} if values in (None, "", []) else values if isinstance(values, dict) else given
-
-
-def _part(part: Any, name: str) -> dict[str, Any]:
-    kind = None
-    if isinstance(part, Mapping):
-        kind = part.get("type") or next((each for each in ("text", *_IMAGES) if each in part), "text")
-        if isinstance(kind, str) and kind in _IMAGES:
-            return _image_part(part, kind, name)
-    text = part.get("text") if kind in ("text", "input_text", "output_text") else None
-    if kind == "refusal":
-        text = part.get("refusal")
-    if not isinstance(text, str):
-        shown = repr(kind) if kind is not None else json_kind(part)
-        raise InvalidRequestError(
-            f"content of {name} must be text and images; parts of other kinds are not supported, got {shown}"
-        )
-    return {"type": "text", "text": text}
-
-
-def _is_context(part: Any, name: str) -> bool:
-    options = part.get("winnow") if isinstance(part, Mapping) else None
-    if options is None:
-        return False
-    if (
-        not isinstance(options, Mapping)
-        or options.keys() != {"context"}
-        or type(options["context"]) is not bool
-    ):
-        raise InvalidRequestError(
-            f'winnow of a part of {name} must be {{"context": true}}, got {options!r:.80}'
-        )
-    return bool(options["context"])
-
-
-def _image_part(part: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
-    if part.get("file_id") is not None:
-        raise InvalidRequestError(f"file_id of an image of {name} is not served: give a URL")
-    source = next((part[field] for field in _IMAGES[kind] if part.get(field) is not None), None)
-    details = [part.get("detail")]
-    if kind in ("image_url", "input_image"):
-        if isinstance(source, Mapping):
-            details.append(source.get("detail"))
-            source = source.get("url")
-        if not isinstance(source, str):
-            raise InvalidRequestError(f"image_url of {name} must be a URL, got {json_kind(source)}")
-    # The model's processor decides the size.
-    if unknown := [each for each in details if each not in _DETAILS]:
-        raise InvalidRequestError(
-            f"detail of {name} must be auto, low, high or original, got {unknown[0]!r:.80}"
-        )
-    return {"type": "image"} if source is None else {"type": "image", "image": source}

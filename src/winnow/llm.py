@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import get_num_threads
 
 from winnow.cache.memory import release_cached
-from winnow.chat import Message, TemplateOptions, TokenizedPrompt
+from winnow.chat import TemplateOptions, TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.config.model import PAGED
 from winnow.engine.driver import EngineDriver, Mailbox, OutputStream
@@ -24,6 +24,7 @@ from winnow.executor.build import build_engine, load_ranks, open_team, with_devi
 from winnow.executor.rank_team import RankTeam
 from winnow.extras import GET_THE_LAB, require_plugin
 from winnow.media import MediaLoader
+from winnow.messages import Message
 from winnow.models import LoadedModel, PlainModel
 from winnow.models.load.memory import stored_kind, weight_bytes
 from winnow.outputs import RequestOutput

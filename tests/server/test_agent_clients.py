@@ -20,8 +20,8 @@ from tests.server.test_tools import CALL, MESSAGES, TEMPLATE, TOOLS, forced
 from winnow import LLM, SamplingParams
 from winnow.anthropic.context import CLEARED, edited
 from winnow.anthropic.request import chat_body
-from winnow.chat import normalise_messages
 from winnow.errors import CapacityError
+from winnow.messages import normalise_messages
 from winnow.openai.answers import AnswerReader
 from winnow.openai.tools import CallRule
 from winnow.sampling import TextStream

@@ -6,13 +6,13 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
-from winnow.chat import Message
 from winnow.engine.admission import requested_eviction
 from winnow.engine.requests.new_request import KeptKVs
 from winnow.errors import InvalidRequestError
 from winnow.eviction import ResolvedPolicy
 from winnow.eviction.describe import brief_policy
 from winnow.llm import LLM
+from winnow.messages import Message
 from winnow.outputs import EvictionReport, RequestOutput
 from winnow.prompts import Prompt, PromptTokenizer, is_conversation
 from winnow.sampling import SamplingParams, TextStream

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any, NoReturn
 
 from winnow.anthropic.messages import PATH
-from winnow.chat import call_arguments
+from winnow.messages import call_arguments
 from winnow.openai.errors import invalid, unsupported
 from winnow.openai.request import append_turn
 from winnow.values.json_values import json_kind

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from winnow.batch.reader import MAX_LINE_BYTES, RawLine
-from winnow.chat import MarkedText
+from winnow.messages import MarkedText
 from winnow.openai.errors import ApiError, invalid
 from winnow.openai.parameters import sampling_from_fields
 from winnow.openai.request import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import regex
 
-from winnow.chat import call_arguments
 from winnow.errors import ConfigError
+from winnow.messages import call_arguments
 from winnow.openai.calls import CallForm, CallGrammar
 from winnow.openai.parser import AnswerParser
 from winnow.openai.regions import Kind, Region, mark_pattern, mark_text, mark_texts

@@ -5,8 +5,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from winnow.chat import PLAIN, TemplateOptions, normalise_messages
+from winnow.chat import PLAIN, TemplateOptions
 from winnow.errors import InvalidRequestError, WinnowError
+from winnow.messages import normalise_messages
 from winnow.openai.errors import ApiError, invalid, unsupported
 from winnow.openai.parameters import sampling_from_body
 from winnow.openai.tools import CallRule, read_template_options, read_tools

@@ -13,12 +13,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from winnow.chat import TemplateOptions, TokenizedPrompt, text_length
+from winnow.chat import TemplateOptions, TokenizedPrompt
 from winnow.engine.counters import Occupancy
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError
 from winnow.extras import require_plugin
 from winnow.llm import LLM
+from winnow.messages import text_length
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError, invalid
 from winnow.openai.request import CompletionRequest, Message
