@@ -76,6 +76,21 @@ def test_checks_take_their_share_of_answers_and_time() -> None:
     assert not check.due(busy, of_check, 1000) and check.due(busy, of_check, 2000)
 
 
+def test_what_stands_behind_another_token_is_compared_next() -> None:
+    def after(answer: tuple[int, ...], **params: Any) -> tuple[AgreementRecord, list[NewRequest]]:
+        check = AnswerCheck(1.0, seed=0)
+        new = NewRequest("a", None, [1, 2], SamplingParams(max_tokens=4, **params), expected=(3, 4, 5, 6))
+        check.compared(new, answer, shares_prefixes=True)
+        return check.record, check._waiting
+
+    record, [rest] = after((3, 9))
+    assert (record.checked, record.equal, record.tokens, record.agreed) == (1, 0, 2, 1)
+    assert (rest.token_ids, rest.expected, rest.params.max_tokens) == ([1, 2, 3, 4], (5, 6), 2)
+    # Nothing was written, all was, or a form would begin anew.
+    assert not after(())[1] and not after((3, 4, 5, 6))[1]
+    assert not after((3, 9), structured_outputs={"regex": "a+"})[1]
+
+
 def test_few_equal_answers_end_compression_of_auto() -> None:
     assert not AgreementRecord(checked=7, tokens=70, agreed=0).backs_off
     assert AgreementRecord(checked=8, tokens=80, agreed=63).backs_off

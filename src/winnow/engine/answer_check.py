@@ -82,8 +82,9 @@ class AnswerCheck:
         self._num_taken += 1
         return self._waiting.pop(0)
 
-    def compared(self, new: NewRequest, answer: tuple[int, ...], *, goes_on: bool) -> None:
-        """Count the tokens up to the first that the full cache writes otherwise; if it `goes_on`, the rest too."""
+    def compared(self, new: NewRequest, answer: tuple[int, ...], *, shares_prefixes: bool) -> None:
+        """Count the tokens up to the first that the full cache writes otherwise. The rest comes next where prefixes are
+        shared, so that it costs a step, and where it is no form, which would begin anew."""
         end, expected, record = len(answer), new.expected, self.record
         record.tokens += end
         record.agreed += sum(a == b for a, b in zip(answer, expected, strict=False))
@@ -92,13 +93,12 @@ class AnswerCheck:
             record.equal += answer == expected
             if answer != expected and len(record.lines) < record.MOST_LINES:
                 record.lines.append(new.request_id)
-        if goes_on and end < len(expected):
-            params = replace(new.params, max_tokens=len(expected) - end, min_tokens=0)
-            token_ids, self._num_taken = [*new.token_ids, *expected[:end]], self._num_taken - 1
-            behind = replace(new, token_ids=token_ids, params=params, expected=expected[end:], continues=True)
-            self._waiting.insert(0, behind)
+        if shares_prefixes and 0 < end < len(expected) and new.params.form is None:
+            params, done = replace(new.params, max_tokens=len(expected) - end, min_tokens=0), expected[:end]
+            rest = replace(new, token_ids=[*new.token_ids, *done], params=params, expected=expected[end:])
+            self.put_back(replace(rest, continues=True))
 
     def put_back(self, new: NewRequest) -> None:
-        """Take a check back that gave way to requests."""
+        """Take back what is left of a check: all of it where it gave way to a request."""
         self._num_taken -= 1
-        self._waiting.append(new)
+        self._waiting.insert(0, new)

@@ -174,7 +174,7 @@ class Engine:
             raise RequestFailedError(sequence.error)
         if sequence.finished or answer != new.expected[: len(answer)]:
             self._drop_check(again=False)
-            self._check.compared(new, answer, goes_on=self._config.cache.shares_prefixes)
+            self._check.compared(new, answer, shares_prefixes=self._config.cache.shares_prefixes)
 
     def _drop_check(self, *, again: bool = True) -> None:
         """End a check in progress; it comes `again` where it gave way to a request."""
