@@ -1,9 +1,14 @@
 """Sentences and words of texts, and what a share of a sentence's largest score keeps."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from dense_model import WORDS
+from lockstep import build, open_llm
+
+from winnow import SamplingParams
 from winnow.errors import ConfigError
-from winnow.eviction import BySentence, KeyNorm, Window
+from winnow.eviction import AdaptiveRows, BySentence, EvictionPolicy, Keep, KeyNorm, When, Window
 from winnow.eviction.text_units import LONGEST_SENTENCE, TextMarks
 
 
@@ -55,6 +60,21 @@ def test_tokens_that_are_not_known_mark_nothing() -> None:
     assert marks.units([1, 0, -1, 7, 1]).sentence.tolist() == [0, 0, 0, 0, 0]
     assert marks.units([1, 0, 1]).sentence.tolist() == [0, 0, 1]
     assert marks.units([]).sentence.tolist() == []
+
+
+def test_more_sentences_than_a_row_holds(tmp_path: Path) -> None:
+    """A later round sees few KVs of many sentences, and numbers them as the first one did."""
+    build(tmp_path, seed=1)
+    stop, words = WORDS.index("."), range(6, 66)
+    prompt = [token for word in words for token in (word, stop)]
+    policy = EvictionPolicy(
+        BySentence(Window(4, continual=True)), AdaptiveRows(), Keep(recent=4), When(True, decode_every=4)
+    )
+    params = SamplingParams(temperature=0, max_tokens=17, ignore_eos=True, eviction=policy, kv_budget=16)
+    with open_llm(tmp_path, seed=1) as llm:
+        report = llm.generate(prompt, params)[0].outputs[0].eviction
+        llm.check_integrity()
+    assert report is not None and report.rounds > 2 and report.mean_kept < len(words) / 2
 
 
 def test_what_cannot_be_shared_is_refused() -> None:
