@@ -129,7 +129,7 @@ def usual_model(
         )
         if not or_demo:
             raise UsageError(text)
-        print(f"winnow: {text}", file=sys.stderr)
+        print(f"winnow: {text}; it starts now", file=sys.stderr)
         return options
     return options | {"model": model}
 

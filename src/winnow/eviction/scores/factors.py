@@ -86,7 +86,9 @@ class BySentence(Derived):
         pooled = score if self.pool is None else pool_rows(score, rows, self.pool)
         unit = rows.text_unit(self.unit)
         valid = score.masked_fill(~rows.valid, 0.0)
-        largest = score.new_zeros((*score.shape[:2], rows.round.num_positions))  # no more sentences than positions
+        largest = score.new_zeros(
+            (*score.shape[:2], rows.round.num_positions)
+        )  # no more sentences than positions
         largest.scatter_reduce_(2, unit, valid, "amax")
         return torch.maximum(pooled, largest.gather(2, unit).mul_(self.share))
 
