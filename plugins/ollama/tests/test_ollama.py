@@ -47,7 +47,7 @@ def test_a_chat_is_that_of_openai(client: Any, keyed: Running) -> None:
     whole = client.chat(MODEL, ASKED, options=SHORT)
     assert (whole.model, whole.message.role, whole.message.content) == (MODEL, "assistant", expected)
     lines = list(client.chat(MODEL, ASKED, options=SHORT, stream=True))
-    assert len(lines) > 2 and "".join(each.message.content for each in lines) == expected
+    assert len(lines) > 1 and "".join(each.message.content for each in lines) == expected
     assert [each.done for each in lines] == [False] * (len(lines) - 1) + [True]
     for last in (whole, lines[-1]):
         counts = (last.prompt_eval_count, last.eval_count, last.done_reason)
@@ -55,7 +55,8 @@ def test_a_chat_is_that_of_openai(client: Any, keyed: Running) -> None:
         assert last.total_duration >= last.prompt_eval_duration + last.eval_duration > 0
     sent = keyed.post("/api/chat", {"model": MODEL, "messages": ASKED, "options": SHORT})
     assert sent.headers["content-type"] == "application/x-ndjson"
-    assert len(sent.text.splitlines()) == len(lines) and json.loads(sent.text.splitlines()[-1])["done"]
+    records = list(map(json.loads, sent.text.splitlines()))  # a line may bring several tokens
+    assert "".join(each["message"]["content"] for each in records) == expected and records[-1]["done"]
     # What the answer begins with is continued, and no limit is none.
     begun = [*ASKED, {"role": "assistant", "content": "They went"}]
     theirs = keyed.post(CHAT, chat | {"messages": begun, "continue_final_message": True}).json()

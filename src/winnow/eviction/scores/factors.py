@@ -84,11 +84,9 @@ class BySentence(Derived):
     def score(self, rows: LayerRows) -> Tensor:
         score = self.inner.score(rows)
         pooled = score if self.pool is None else pool_rows(score, rows, self.pool)
-        unit = rows.text_unit(self.unit)
-        valid = score.masked_fill(~rows.valid, 0.0)
-        largest = score.new_zeros(
-            (*score.shape[:2], rows.round.num_positions)
-        )  # no more sentences than positions
+        unit, valid = rows.text_unit(self.unit), score.masked_fill(~rows.valid, 0.0)
+        # A text has no more sentences than positions, but a row may hold fewer KVs than that.
+        largest = score.new_zeros((*score.shape[:2], rows.round.num_positions))
         largest.scatter_reduce_(2, unit, valid, "amax")
         return torch.maximum(pooled, largest.gather(2, unit).mul_(self.share))
 
