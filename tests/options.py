@@ -29,7 +29,6 @@ OTHERS = {
     "gpu_memory_utilization": 0.5,
     "kv_group": 64,
     "engine": "padded",
-    "kv_wide": "layers=1,recent=64",
     "value_tier": "host:L=1,N=64",
     "allowed_media_domains": "images.test",
     "allowed_local_media_path": "/",
@@ -39,7 +38,7 @@ OTHERS = {
 
 def base_options(part: str, name: str) -> dict[str, Any]:
     """What the option `name` of `part` needs beside it."""
-    beside = {"weight_wide": {"weight_dtype": "int8"}, "batch_invariant": {"enable_prefix_caching": False}}
+    beside = {"batch_invariant": {"enable_prefix_caching": False}}
     return dict(beside.get(name, {}))
 
 

@@ -8,7 +8,7 @@ import pytest
 from tiny_llama import VOCAB
 
 from winnow import LLM, SamplingParams
-from winnow.errors import CapacityError, InvalidRequestError, QueueFullError
+from winnow.errors import CapacityError, InvalidRequestError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = [3 + i % (VOCAB - 3) for i in range(70)]
@@ -108,23 +108,6 @@ def test_an_urgent_request_parks_a_running_one_which_loses_nothing(open_llm: Any
         ended |= {output.request_id: output for output in llm.step() if output.finished}
     assert [ended[name].outputs[0].token_ids for name in (low, high)] == expected
     assert [ended[name].metrics.num_preemptions for name in (low, high)] == [1, 0]
-
-
-def test_a_full_queue_refuses_and_takes_again(open_llm: Any) -> None:
-    llm = open_llm(max_queued_requests=2, max_queued_tokens=150, max_num_seqs=1)
-    llm.submit(PROMPT, GREEDY, final_only=True)
-    llm.submit(PROMPT, GREEDY, final_only=True)
-    with pytest.raises(QueueFullError, match="2 requests wait, and max_queued_requests is 2"):
-        llm.submit(PROMPT, GREEDY)
-    llm.step()
-    with pytest.raises(QueueFullError, match="has 100 tokens, 70 wait, and max_queued_tokens is 150"):
-        llm.submit([3] * 100, GREEDY)
-    assert len(finish(llm)) == 2
-    with pytest.raises(QueueFullError, match=r"prompts\[2\]: the queue is full"):
-        llm.generate([PROMPT] * 3, GREEDY)
-    assert not llm.has_unfinished, "none of them was taken"
-    assert len(llm.generate([PROMPT] * 2, GREEDY)) == 2
-    assert llm.generate([3] * 200, GREEDY)[0].finished, "an empty queue takes any"
 
 
 def test_what_exceeds_a_tenants_limit_is_refused_at_once(open_llm: Any) -> None:

@@ -25,9 +25,9 @@ ENGINES: list[dict[str, Any]] = [
     {"attention_backend": "reference", "optimize": False},
     {"attention_backend": "native"},
     {"kv_cache_dtype": "k=int8,v=int4-outlier"},
-    {"kv_cache_dtype": "int4", "kv_rotate": "kv", "kv_wide": "sinks=1,recent=4"},
+    {"kv_cache_dtype": "int4", "kv_rotate": "kv"},
 ]
-IDS = ["reference", "native", "k8v4", "int4 wide"]
+IDS = ["reference", "native", "k8v4", "int4"]
 
 
 @pytest.fixture(scope="module")

@@ -28,10 +28,6 @@ class MediaError(InvalidRequestError):
     """An image of a prompt cannot be read, or must not be: its bytes, its size, or where it comes from."""
 
 
-class QueueFullError(WinnowError):
-    """Refusal of a request because too many requests or tokens wait already. The same request may be taken later."""
-
-
 class RequestFailedError(WinnowError):
     """A request failed while it was computed, as by logits that are not finite. Other requests are unaffected."""
 

@@ -138,7 +138,6 @@ class LLM(EngineClient):
         Raises:
             InvalidRequestError (or a subclass): a prompt or its parameters are invalid; the message names the prompt.
                 Nothing has been computed.
-            QueueFullError: more would wait than `max_queued_requests` and `max_queued_tokens` allow; likewise.
         """
         self.driver.require_open()
         tokenized = [self.tokenize(prompt) for prompt in list_prompts(prompts)]
@@ -226,7 +225,7 @@ class LLM(EngineClient):
         these tokens, under the same policy and amount. It then runs as with `context_tokens` their number.
 
         Args:
-            sampling_params: policy, amount, what is protected and earlier rounds; the rest does not matter. None: the
+            sampling_params: policy, amount and what is protected; the rest does not matter. None: the
                 engine's.
             tenant: whose requests alone may find it; None: those of no tenant.
 
@@ -242,7 +241,7 @@ class LLM(EngineClient):
         prompt_tokens = self.tokenize(prompt)
         token_ids = prompt_tokens.token_ids
         asked = sampling_params or SamplingParams()
-        named = ("eviction", "compression", "kv_budget", "protect", "earlier_rounds")
+        named = ("eviction", "compression", "kv_budget", "protect")
         kept = {name: getattr(asked, name) for name in named}
         params = SamplingParams(temperature=0.0, seed=0, max_tokens=1, context_tokens=len(token_ids), **kept)
         # Some token must follow the document; what it is changes nothing.

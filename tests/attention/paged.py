@@ -1,7 +1,6 @@
 """Caches as eviction leaves them: rows of one sequence differ in length, blocks lie scattered, positions have gaps."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from winnow.attention import AttentionObserver, PagedCache, Spans
 from winnow.cache import BlockCount, CacheLayout, CacheSize, KVPool, LocalCache, PairCodec
-from winnow.values.kv_dtype import WideParts
 from winnow.values.value_tier import ValueTier
 
 
@@ -34,7 +32,7 @@ class PagedBatch:
                 storage.data.copy_(other.data)
         pool.position.copy_(mine.position)
         pool.accumulators.copy_(mine.accumulators)
-        return PagedCache(pool, self.cache.tables, wide=deepcopy(self.cache.wide))
+        return PagedCache(pool, self.cache.tables)
 
 
 def with_codec(layout: CacheLayout, codec: PairCodec) -> CacheLayout:
@@ -61,7 +59,6 @@ def paged_batch(
     kv_dtype: PairCodec | str | torch.dtype | None = None,
     num_accumulators: int = 1,
     observe: Sequence[AttentionObserver | None] | None = None,
-    wide: WideParts = WideParts(),  # noqa: B008  # frozen
     device: torch.device | str = "cpu",
     value_tier: str | None = None,
     answers: bool = True,
@@ -74,7 +71,6 @@ def paged_batch(
         dtype: of the batch's queries, keys and values.
         kv_dtype: how the cache stores KVs; None: the same.
         observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
-        wide: no layers, since sequences may have very many positions.
     """
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -86,14 +82,7 @@ def paged_batch(
     counts = sorted(counts, key=lambda count: count > 1)
     tier = ValueTier.parse(value_tier)
     layout = CacheLayout.even(
-        layers,
-        kv_heads,
-        head_dim,
-        block_size,
-        kv_dtype or dtype,
-        num_accumulators,
-        wide=wide,
-        value_tier=tier,
+        layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_accumulators, value_tier=tier
     )
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
     num_far = 0 if tier is None else blocks * (layers - tier.layers) // layers

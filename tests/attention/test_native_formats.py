@@ -14,7 +14,7 @@ from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Refer
 from winnow.attention.native import reads
 from winnow.cache import KVPool
 from winnow.cache.codec import PairCodec, PlainCodec, make_codec
-from winnow.values.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype, WideParts
+from winnow.values.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype
 
 pytestmark = pytest.mark.cpu
 
@@ -146,47 +146,6 @@ def test_threads_and_places_change_nothing(name: str) -> None:
         for out, pool in others:
             assert torch.equal(out, first[0]), isa
             assert torch.equal(pool.accumulators, first[1].accumulators), isa
-
-
-@pytest.mark.parametrize(
-    ("wide", "codec", "dtype"),
-    [
-        (WideParts(sinks=3, recent=70), CODECS["int4-auto"], torch.bfloat16),
-        (WideParts(sinks=900, dtype="float16"), CODECS["int2-kv"], torch.float32),
-        (WideParts(recent=1, dtype="float32"), CODECS["k=int8,v=int4-auto"], torch.float16),
-    ],
-    ids=str,
-)
-def test_wide_kvs_are_read_where_they_lie(wide: WideParts, codec: PairCodec, dtype: torch.dtype) -> None:
-    """Decoding, chunks and scores, and the window itself after the write."""
-    observe = [AttentionObserver((Term.ATTENTION, Term.SQUARED)), None, None]
-    observe += [AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5))]
-    batch = paged_batch(
-        4,
-        [1, 1, 30, 90],
-        longest=400,
-        group=3,
-        head_dim=40,
-        dtype=dtype,
-        kv_dtype=codec,
-        num_accumulators=2,
-        observe=observe,
-        wide=wide,
-    )
-    compare(batch, AttentionSpec(0.2))
-    k = batch.k.clone()
-    k[:, 0, ::7] = math.inf
-    windows = []
-    for computes in (ReferenceBackend(), *map(backend, ISAS)):
-        cache = batch.with_own_pool()
-        computes.prepare(cache, batch.spans).write(batch.layer, k, batch.v)
-        windows.append(cache.windows[0])
-    theirs, *found = windows
-    held = theirs.position[:, batch.layer] >= 0
-    for isa, ours in zip(ISAS, found, strict=True):
-        assert torch.equal(ours.position, theirs.position), isa
-        for x, y in ((ours.k, theirs.k), (ours.v, theirs.v)):
-            close(isa, *(z[:, batch.layer].transpose(1, 2)[held] for z in (x, y)))
 
 
 EXTREMES = [0.0, -0.0, 1e-45, 1e-38, 6e-8, 1e-4, 1.0, -3.5, 448.0, 65504.0, -65504.0, 3e4, 1e9, 3e38]

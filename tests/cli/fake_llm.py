@@ -9,7 +9,7 @@ import torch
 
 from winnow.chat import TokenizedPrompt
 from winnow.config import EngineConfig
-from winnow.errors import CapacityError, ContextLengthError, QueueFullError
+from winnow.errors import CapacityError, ContextLengthError
 from winnow.llm import LLM
 from winnow.outputs import AgreementRecord, CompletionOutput, EngineStats, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob, SamplingParams
@@ -70,9 +70,6 @@ class FakeLLM:
         for each in requests:
             if each.prompt.text == "huge":
                 raise CapacityError("the request needs more than kv_memory")
-            limit = self.config.scheduler.max_queued_requests
-            if limit is not None and len(self._waiting) >= limit:
-                raise QueueFullError("the queue is full")
             self.submitted.append(each.request_id)
             self.params[each.request_id] = each.params
             self.accounts[each.request_id] = each.tenant, each.priority

@@ -105,7 +105,6 @@ def test_every_option_of_the_engine_has_a_flag_with_help() -> None:
                 "template_tail",
                 "answer_prefix",
                 "protect",
-                "earlier_rounds",
                 "forced_tokens",
                 "structured_outputs",
                 *READERS,

@@ -191,15 +191,6 @@ def test_few_lines_are_read_ahead(run: Run, write_prompts: Write, llms: list[Fak
         assert llms[-1].config.scheduler.scheduling_policy == (words[-1] if words else "prefix")
 
 
-def test_lines_wait_for_a_full_queue(
-    run: Run, write_prompts: Write, llms: list[FakeLLM], output: Path
-) -> None:
-    write_prompts({"prompt": f"prompt {index}"} for index in range(20))
-    assert run("--max-num-seqs", "4", "--max-queued-requests", "3") == 0
-    assert llms[0].most_waiting == 3
-    assert [record["index"] for record in records(output) if "text" in record] == list(range(20))
-
-
 def test_early_results_do_not_pile_up(
     run: Run, write_prompts: Write, llms: list[FakeLLM], monkeypatch: pytest.MonkeyPatch, output: Path
 ) -> None:

@@ -8,7 +8,6 @@ from simulated import BLOCK, ROWS, Simulation
 
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.queue import Fair, WaitingQueue
-from winnow.errors import QueueFullError
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
 
@@ -211,28 +210,6 @@ class TestWatermarks:
             simulation.add(length, 8)
         simulation.run()
         assert len(simulation.finished) == 5
-
-
-class TestQueueLimits:
-    def queue(self, lengths: list[int]) -> WaitingQueue:
-        queue = WaitingQueue()
-        for index, length in enumerate(lengths):
-            queue.add(Request(str(index), None, [1] * length, SamplingParams(), 4, RequestMetrics(0.0)))
-        return queue
-
-    def test_a_full_queue_names_need_and_limit(self) -> None:
-        queue = self.queue([10, 20])
-        queue.require_room(5, 3, 35)
-        with pytest.raises(QueueFullError, match=r"2 requests wait, and max_queued_requests is 2"):
-            queue.require_room(5, 2, None)
-        with pytest.raises(QueueFullError, match=r"has 6 tokens, 30 wait, and max_queued_tokens is 35"):
-            queue.require_room(6, None, 35)
-
-    def test_an_empty_queue_takes_any_request(self) -> None:
-        queue = self.queue([10])
-        queue.remove(next(iter(queue)))
-        assert queue.num_tokens == 0
-        queue.require_room(1000, 1, 5)
 
 
 @settings(max_examples=12)

@@ -242,47 +242,6 @@ def test_saved_prefixes_hold_the_fit(directory: Path, tmp_path: Path, fitted: li
         assert llm.stats().replay_tokens > 0, "another fit is another prefix"
 
 
-EARLIER = {"compression": None, "kv_budget": 30, "earlier_rounds": [(150, 60)]}
-
-
-def aged_rows(llm: LLM, **options: object) -> tuple[list[HeldRow], list[HeldRow]]:
-    """What a first round leaves of the document, and what a second one leaves of that."""
-    llm.reset_prefix_cache()
-    first = rows_of(llm, greedy(compression=None, kv_budget=60))
-    before = llm.stats()
-    second = rows_of(llm, greedy(**(EARLIER | options)))
-    after = llm.stats()
-    assert after.cached_tokens - before.cached_tokens == 150, "nothing of the document is computed again"
-    assert after.replay_tokens > before.replay_tokens
-    return first, second
-
-
-def test_what_a_round_left_is_compressed_once_more(llm: LLM) -> None:
-    first, second = aged_rows(llm)
-    assert sum(len(row.position) for row in second) <= 30 * len(second) < sum(len(r.position) for r in first)
-    changed = 0
-    for before, after in zip(first, second, strict=True):
-        stayed = torch.isin(before.position, after.position)
-        assert torch.equal(before.position[stayed], after.position)
-        assert torch.equal(before.keys[stayed], after.keys)
-        sinks = after.position < 4
-        assert sinks.sum() == 4 and not after.bias[sinks].any()
-        assert torch.equal(before.values[stayed][sinks], after.values[sinks])
-        if not stayed.all():
-            changed += int((after.bias != before.bias[stayed]).sum())
-    assert changed > 0
-    # The round after it was the same whoever asks: known now, its replay does not run again.
-    replayed = llm.stats().replay_tokens
-    check_same(rows_of(llm, greedy(**EARLIER)), second)
-    assert llm.stats().replay_tokens == replayed
-
-
-def test_a_second_round_does_not_depend_on_how_it_is_computed(directory: Path, llm: LLM) -> None:
-    _, expected = aged_rows(llm)
-    with open_llm(directory, prefill_chunk=16, attention_backend="reference") as other:
-        check_same(aged_rows(other)[1], expected)
-
-
 def biased_by_distance(path: Path) -> Path:
     config = BloomConfig(vocab_size=VOCAB, hidden_size=64, n_layer=2, n_head=4, pad_token_id=2)
     config.max_position_embeddings = 512
@@ -310,32 +269,6 @@ def test_replays_of_shortened_rows_judge_as_those_of_whole_ones(
         check_same(rows_of(llm, greedy()), fitted)
 
 
-def test_earlier_rounds_that_are_unknown_change_nothing(directory: Path) -> None:
-    with open_llm(directory) as llm:
-        plain = rows_of(llm, greedy(compression=None, kv_budget=30))
-    with open_llm(directory) as llm:
-        check_same(rows_of(llm, greedy(**EARLIER)), plain)
-        rows_of(llm, greedy(compression=None, kv_budget=60))
-        replayed = llm.stats().replay_tokens
-        # What was computed anew was kept under its own name.
-        check_same(rows_of(llm, greedy(compression=None, kv_budget=30)), plain)
-        assert llm.stats().replay_tokens == replayed
-        rows_of(llm, greedy(**EARLIER))
-        assert llm.stats().replay_tokens > replayed
-
-
-def test_saved_prefixes_age(directory: Path, tmp_path: Path, llm: LLM) -> None:
-    _, expected = aged_rows(llm)
-    options = {"eviction": IN_CHUNKS, "compression": None}
-    with open_llm(directory, **options) as other:
-        other.save_prefix(DOCUMENT, tmp_path, SamplingParams(kv_budget=60))
-    with open_llm(directory, prefix_store=tmp_path, **options) as other:
-        other.save_prefix(DOCUMENT, tmp_path, SamplingParams(kv_budget=30, earlier_rounds=[(150, 60)]))
-    with open_llm(directory, prefix_store=tmp_path, **options) as other:
-        check_same(rows_of(other, greedy(**EARLIER)), expected)
-        assert other.stats().replay_tokens == 0
-
-
 def test_saved_prefixes_are_loaded_again_when_forgotten(directory: Path, tmp_path: Path) -> None:
     options = {"eviction": IN_CHUNKS, "compression": 4.0}
     with open_llm(directory, **options) as llm:
@@ -349,36 +282,6 @@ def test_saved_prefixes_are_loaded_again_when_forgotten(directory: Path, tmp_pat
         llm.step()
         [sequence] = scheduler.running
         assert sequence.kv.num_computed >= 150 and llm.stats().replay_tokens == 0
-
-
-def test_a_conversation_that_grew_is_compressed_once_more(directory: Path) -> None:
-    """Of the first 100 tokens 60 KVs a row are left, then 70 of those and the next 50 tokens."""
-    with open_llm(directory) as llm:
-        first = rows_of(llm, greedy(compression=None, kv_budget=60, context_tokens=100))
-        asked = greedy(compression=None, kv_budget=70, earlier_rounds=[(100, 60)])
-        second = rows_of(llm, asked)
-        assert llm.stats().cached_tokens == 100
-    for before, after in zip(first, second, strict=True):
-        old = after.position[after.position < 100]
-        assert torch.isin(old, before.position[before.position < 100]).all()
-    assert sum(len(row.position) for row in second) <= 70 * len(second)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (
-            {"earlier_rounds": [(151, 60)]},
-            "tokens in earlier_rounds must be at most 150, the context's own, got 151",
-        ),
-        ({"earlier_rounds": [(90, 30), (80, 20)]}, "tokens in earlier_rounds must be at least 90, got 80"),
-        ({"earlier_rounds": [90]}, r"earlier_rounds must hold pairs \[tokens, kv_budget\]"),
-        ({"earlier_rounds": [(90, 3)]}, "smaller than the protected set"),
-    ],
-)
-def test_earlier_rounds_that_are_refused(llm: LLM, options: dict[str, object], reason: str) -> None:
-    with pytest.raises(InvalidRequestError, match=reason):
-        llm.generate([DOCUMENT + QUESTION], greedy(**(EARLIER | options)))
 
 
 def test_samples_share_what_is_fitted(llm: LLM) -> None:
@@ -396,9 +299,8 @@ def test_what_cannot_be_fitted_is_refused(directory: Path) -> None:
     with open_llm(directory, eviction="full", kv_bias=True) as llm:
         assert llm.kv_bytes(100) > plain
         llm.generate([DOCUMENT], greedy(eviction=IN_CHUNKS))
-    for options in ({"kv_wide": "recent=8", "kv_cache_dtype": "int8"}, {"value_tier": "host:L=1,N=64"}):
-        with pytest.raises(ConfigError, match="does not go with kv_bias, or a policy with compact"):
-            open_llm(directory, **options)
+    with pytest.raises(ConfigError, match="does not go with kv_bias, or a policy with compact"):
+        open_llm(directory, value_tier="host:L=1,N=64")
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,8 @@ from winnow.models import load_model, pack_model  # noqa: E402
 from winnow.models.fast.blocks import BLOCK, RAW, Blocks, BlockWeights, _numbers, quantize  # noqa: E402
 from winnow.models.fast.fused.build import run_model  # noqa: E402
 from winnow.models.fast.fused.kernels import LayerKernels  # noqa: E402
-from winnow.models.fast.fused.layer import FusedLayer  # noqa: E402
 from winnow.models.fast.packed.description import DESCRIPTION  # noqa: E402
-from winnow.models.fast.packed_linear import PackedEmbedding, linear_maker, linear_of  # noqa: E402
+from winnow.models.fast.packed_linear import linear_maker, linear_of  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -239,26 +238,9 @@ def test_models_compute_what_plain_torch_does(
     assert 1e-3 < difference < (0.15 if weight_dtype == "q8_0" else 1.0), "the weights are rounded"
 
 
-@pytest.mark.parametrize("wide", ["none", "head", "ends", "head-and-ends"])
-def test_what_stays_wide(tied: Path, wide: str) -> None:
-    config = ModelConfig(tied, dtype="bfloat16", weight_dtype="q8_0", weight_wide=wide)
-    loaded = load_model(config)
-    assert loaded.decoder is not None and loaded.dtype == torch.bfloat16 and loaded.verified is not None
-    layers: list[Any] = list(loaded.decoder.layers)
-    assert all(isinstance(layer, FusedLayer) and layer.is_native for layer in layers)
-    ends = "ends" not in wide
-    assert [layer.down.in_blocks for layer in layers] == [ends, True, ends]
-    head = loaded.decoder.head
-    assert head.in_blocks == ("head" not in wide) and isinstance(loaded.decoder.embedding, PackedEmbedding)
-    plain = load_model(replace(config, optimize=False))
-    tokens = torch.arange(97)
-    expected = plain.model.get_input_embeddings()(tokens)
-    assert torch.equal(loaded.decoder.embedding(tokens), expected)
-
-
-@pytest.mark.parametrize(("wide", "weight_dtype"), [("none", "q4_0"), ("head-and-ends", "q8_0")])
-def test_a_packed_model_in_blocks(tied: Path, wide: str, weight_dtype: str, tmp_path: Path) -> None:
-    options = {"dtype": "bfloat16", "weight_dtype": weight_dtype, "weight_wide": wide}
+@pytest.mark.parametrize("weight_dtype", ["q4_0", "q8_0"])
+def test_a_packed_model_in_blocks(tied: Path, weight_dtype: str, tmp_path: Path) -> None:
+    options = {"dtype": "bfloat16", "weight_dtype": weight_dtype}
     pack_model(ModelConfig(tied, **options), tmp_path / "packed")
     expected = logits(tied, **options)
     assert torch.equal(logits(tmp_path / "packed"), expected)
@@ -266,10 +248,9 @@ def test_a_packed_model_in_blocks(tied: Path, wide: str, weight_dtype: str, tmp_
     assert (
         load_model(ModelConfig(tmp_path / "packed")).blocks == load_model(ModelConfig(tied, **options)).blocks
     )
-    with pytest.raises(
-        ConfigError, match=r"weight_dtype and weight_wide must be those in which .* is packed"
-    ):
-        load_model(ModelConfig(tmp_path / "packed", weight_dtype=weight_dtype, weight_wide="head"))
+    with pytest.raises(ConfigError, match=r"weight_dtype must be that in which .* is packed"):
+        other = "q8_0" if weight_dtype == "q4_0" else "q4_0"
+        load_model(ModelConfig(tmp_path / "packed", weight_dtype=other))
     shown = json.loads((tmp_path / "packed" / DESCRIPTION).read_text())
     for values, message in (
         ({"block_panel": 5}, "panels of 5, and this one's are"),
@@ -284,21 +265,12 @@ def test_a_model_in_blocks_is_another_model(tied: Path) -> None:
     """A prefix that was saved of one is not the other's."""
     configs = [
         EngineConfig(model=ModelConfig(tied, **options))
-        for options in (
-            {},
-            {"weight_dtype": "q4_0"},
-            {"weight_dtype": "q8_0"},
-            {"weight_dtype": "q8_0", "weight_wide": "head"},
-        )
+        for options in ({}, {"weight_dtype": "q4_0"}, {"weight_dtype": "q8_0"})
     ]
     found = {_identity(load_model(config.model), config) for config in configs}
     assert len(found) == len(configs)
 
 
 def test_what_blocks_do_not_go_with(tied: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="weight_wide=head needs weight_dtype int8, q8_0, q4_0, fp8, int4, got auto"
-    ):
-        ModelConfig(tied, weight_wide="head")
     with pytest.raises(ConfigError, match="weight_dtype int8 needs device cpu or cuda, got meta"):
         load_model(ModelConfig(tied, weight_dtype="int8", device="meta"))

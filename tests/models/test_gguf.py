@@ -201,9 +201,9 @@ def test_what_auto_means_on_a_processor(tmp_path: Path, monkeypatch: pytest.Monk
     directory = tmp_path / "directory"
     tiny_llama().save_pretrained(directory)
 
-    def settled(path: Path, **options: Any) -> tuple[str, str, str]:
+    def settled(path: Path, **options: Any) -> tuple[str, str]:
         config = settle_formats(ModelConfig(path, device="cpu", **options), path)
-        return config.dtype, config.weight_dtype, config.weight_wide
+        return config.dtype, config.weight_dtype
 
     def planned(path: Path) -> tuple[str, str]:
         """As `winnow plan` has it."""
@@ -213,21 +213,21 @@ def test_what_auto_means_on_a_processor(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(automatic, "instruction_set", lambda: "avx2")
     monkeypatch.setattr(automatic, "is_installed", lambda: True)
-    assert settled(wide) == settled(blocks) == ("float32", "auto", "none"), "small models"
+    assert settled(wide) == settled(blocks) == ("float32", "auto"), "small models"
     assert planned(blocks) == ("float32", "auto")
     monkeypatch.setattr(automatic, "SMALL", 0)
-    assert settled(wide) == ("bfloat16", "auto", "none")
-    assert settled(blocks) == ("bfloat16", "auto", "none")
+    assert settled(wide) == ("bfloat16", "auto")
+    assert settled(blocks) == ("bfloat16", "auto")
     assert planned(blocks) == ("bfloat16", "q8_0")
     assert planned(wide) == ("bfloat16", "auto")
-    assert settled(blocks, weight_dtype="int8") == ("bfloat16", "int8", "none")
-    assert settled(blocks, dtype="float32") == ("float32", "auto", "none")
-    assert settled(directory) == ("float32", "auto", "none"), "its own weights are of float32"
+    assert settled(blocks, weight_dtype="int8") == ("bfloat16", "int8")
+    assert settled(blocks, dtype="float32") == ("float32", "auto")
+    assert settled(directory) == ("float32", "auto"), "its own weights are of float32"
     values = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(values | {"dtype": "bfloat16"}))
-    assert settled(directory) == ("bfloat16", "auto", "none")
+    assert settled(directory) == ("bfloat16", "auto")
     monkeypatch.setattr(automatic, "instruction_set", lambda: None)  # no kernels
-    assert settled(directory) == ("float32", "auto", "none")
+    assert settled(directory) == ("float32", "auto")
 
 
 def test_auto_is_the_fastest_format_that_was_measured(

@@ -25,7 +25,7 @@ ASKED: dict[str, dict[str, Any]] = {
     CHAT: {
         **{"logprobs": True, "tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"},
         **{"min_tokens": 3, "protect": [[0, 1]], "structured_outputs": {"choice": ["x"]}, "n": 2},
-        **{"continue_final_message": False, "add_generation_prompt": False, "earlier_rounds": None},
+        **{"continue_final_message": False, "add_generation_prompt": False},
         **{"eviction": "winnow-keys", "response_format": {"type": "json_object"}, "compression": 2.0},
     },
     RESPONSES: {

@@ -1,7 +1,6 @@
 """What must not get in: each case is refused with OpenAI's envelope, and the server continues."""
 
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.running import MODEL, Running, events, eventually, running
+from tests.server.running import MODEL, Running, eventually, running
 
 from winnow import LLM
 
@@ -209,9 +208,7 @@ def test_request_ids_come_back(server: Running) -> None:
 def guarded(llm: LLM) -> Iterator[Running]:
     """A server with two tenants and small limits."""
     keys = {"alice": "key-of-alice", "bob": "key-of-bob"}
-    with running(
-        llm, keys, max_body=4096, max_num_queued_reqs=0, max_reqs_per_tenant=8, max_tokens_per_minute=600
-    ) as server:
+    with running(llm, keys, max_body=4096, max_num_queued_reqs=0, max_reqs_per_tenant=8) as server:
         yield server
 
 
@@ -231,7 +228,7 @@ def test_keys(guarded: Running) -> None:
         refused(guarded.client.get(path), 401)
     for path in ("/tokenize", "/detokenize"):
         refused(guarded.post(path, {}), 401)
-    for path in ("/health", "/ping", "/ready", "/", "/chat", "/docs"):
+    for path in ("/health", "/ping", "/ready", "/", "/chat"):
         assert guarded.client.get(path).status_code == 200
 
 
@@ -308,32 +305,6 @@ def test_who_would_wait_too_long_is_refused(llm: LLM) -> None:
             assert refused(error, 503, "first token is expected after")["code"] == "server_overloaded"
             assert int(error.headers["retry-after"]) >= 1
         eventually(lambda: server.post(TEXT, short).status_code == 200, "no request is served again")
-
-
-def test_an_answer_that_is_not_streamed_waits_until_it_is_computed(llm: LLM) -> None:
-    """Its first output is its last one, but it leaves the queue when it begins."""
-    with running(llm, max_num_queued_tokens=8) as server, ThreadPoolExecutor(1) as pool:
-        body = {"prompt": "word " * 40, "max_tokens": 400, "ignore_eos": True}
-        answer = pool.submit(server.post, TEXT, body)
-        engine, patience = server.service.engine, time.monotonic() + 30
-        while engine.by_tenant() != {None: (1, 0)}:
-            assert not answer.done() and time.monotonic() < patience, engine.by_tenant()
-            time.sleep(0.01)
-        assert engine.num_queued() == (0, 0)
-        assert server.post(TEXT, body | {"max_tokens": 1}).status_code == 200
-        assert answer.result().status_code == 200
-
-
-def test_tokens_per_minute(llm: LLM) -> None:
-    keys = {"alice": "key-of-alice", "bob": "key-of-bob"}
-    with running(llm, keys, max_tokens_per_minute=30) as server:
-        body = {"prompt": "a", "max_tokens": 60, "ignore_eos": True}
-        assert server.post(TEXT, body, headers=as_tenant("alice")).status_code == 200
-        response = server.post(TEXT, body | {"stream": True}, headers=as_tenant("alice"))
-        refused(response, 429, "in a minute")
-        assert int(response.headers["retry-after"]) > 10
-        assert events(server.post(TEXT, body | {"stream": True}, headers=as_tenant("bob")).text)
-        refused(server.post(TEXT, body, headers=as_tenant("bob")), 429)
 
 
 def test_loopback_is_the_default() -> None:

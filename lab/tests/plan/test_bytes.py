@@ -74,12 +74,8 @@ def caches(draw: st.DrawFn) -> dict[str, Any]:
     own: dict[str, Any] = {"kv_cache_dtype": form, "block_size": draw(st.sampled_from([8, 16]))}
     if form not in PLAIN and draw(st.booleans()):
         own["kv_group"] = 8
-    if form not in PLAIN:
-        parts = [None, "layers=1", "sinks=4,recent=32", "layers=2,sinks=1,recent=40"]
-        own["kv_wide"] = draw(st.sampled_from(parts))
-    if own.get("kv_wide") is None:
-        own["kv_offloading_size"] = draw(st.sampled_from([None, "1MiB"]))
-        own["value_tier"] = draw(st.sampled_from([None, "host:L=1,N=16", "host:L=0,N=8", "host:L=2,N=600"]))
+    own["kv_offloading_size"] = draw(st.sampled_from([None, "1MiB"]))
+    own["value_tier"] = draw(st.sampled_from([None, "host:L=1,N=16", "host:L=0,N=8", "host:L=2,N=600"]))
     return own
 
 
@@ -104,7 +100,7 @@ def test_bytes_of_every_policy_codec_and_tier_are_the_ledgers(
     loaded, shape, path = tiny
     policy = find_preset(name).policy
     if policy.compact is not None:
-        cache = cache | {"kv_wide": None, "value_tier": None}
+        cache = cache | {"value_tier": None}
     takes = name != "full" and policy.budget.fixed is None
     own = {"eviction": name, "kv_reservation": reservation, "max_num_seqs": 3} | cache
     if takes:

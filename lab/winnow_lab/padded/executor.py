@@ -36,7 +36,7 @@ class NoMemory:
     def drop(self, *_: Any) -> bool:
         return False
 
-    clear = next_aging = record_prefixes = write_all = do_nothing
+    clear = record_prefixes = write_all = do_nothing
     list = take_prefix_events = find_nothing
 
 

@@ -16,7 +16,7 @@ _READ = {
     "model", "revision", "tokenizer", "engine", "dtype", "device", "threads", "load_format", "max_model_len",
     "optimize", "generation_config", "verify_model", "model_cache", "seed", "kv_memory",
     "gpu_memory_utilization", "enable_prefix_caching", "max_num_seqs", "max_num_batched_tokens",
-    "prefill_chunk", "scheduling_policy", "aging", "max_queued_requests", "max_queued_tokens", "tenants",
+    "prefill_chunk", "scheduling_policy", "aging", "tenants",
     "limit_mm_per_prompt", "allowed_media_domains", "allowed_local_media_path", "check",
 }  # fmt: skip
 """Options of every engine that mean something to this one."""

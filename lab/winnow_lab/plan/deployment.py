@@ -200,12 +200,6 @@ class Deployment:
         """Return all memory of a cache for `batch` such requests, tables included."""
         return cache_bytes(self.layout, self.held(request).of_batch(batch), batch, request.computed)
 
-    def wide_bytes(self, request: Request, batch: int) -> int:
-        """Return KVs that `batch` such requests keep in 16 bits beside those in blocks."""
-        layout = self.layout
-        size = CacheSize.of_blocks(layout, layout.rows_per_seq, 1, request.computed)
-        return batch * layout.wide_bytes(size.max_positions(layout))
-
     def host_bytes(self, request: Request) -> int:
         """What a preempted request of that kind takes of the host tier, but for its signals."""
         kvs = self.layout.host_bytes(self.kinds(self.held(request).decoding))
@@ -349,7 +343,6 @@ class Deployment:
             "dtype": self.weight_dtype,
             "kv_cache_dtype": self.layout.codec_names,
             "kv_group": self.cache.kv_group,
-            "kv_wide": str(self.layout.wide) or None,
             "value_tier": None if self.layout.value_tier is None else str(self.layout.value_tier),
             "block_size": self.layout.block_size,
             "utilization": self.utilization,

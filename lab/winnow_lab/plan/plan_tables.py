@@ -85,9 +85,8 @@ class Plan:
 
         `kv_bytes` are keys and values of the batch, in whole blocks; `kv_bytes_used` those with positions and
         accumulators, as `EngineStats.kv_bytes_used` counts; `tier_bytes` values on a value tier, which none of
-        the others count; `wide_bytes` KVs that are kept in 16 bits beside them;
-        `cache_bytes` all of it with tables: the `kv_memory` that provides it. `host_bytes_per_request` is what a
-        preempted request takes of the host tier, and `host_requests` how many of them that holds.
+        the others count; `cache_bytes` all of it with tables: the `kv_memory` that provides it.
+        `host_bytes_per_request` is what a preempted request takes of the host tier, `host_requests` how many it holds.
         """
         deployment, layout = self.deployment, self.deployment.layout
         blocks = self.kv_blocks
@@ -107,7 +106,6 @@ class Plan:
             "tier_bytes_per_token": deployment.far_token_bytes,
             "tier_bytes": layout.tier_bytes(deployment.kinds(blocks)),
             "cache_bytes": deployment.cache_bytes(self.request, self.batch) if self.batch else 0,
-            "wide_bytes": deployment.wide_bytes(self.request, self.batch),
             "host_bytes_per_request": deployment.host_bytes(self.request),
             "host_requests": deployment.host_requests(self.request),
             "weight_bytes": deployment.weight_bytes,

@@ -194,9 +194,7 @@ def study(options: Options) -> Result:
 
 
 def codec_of(name: str) -> PairCodec:
-    """The codec that the text names; what would lie wider is rounded, too."""
     options = Codec(name.removesuffix(_CENTRED)).options
-    options.pop("kv_wide", None)
     kind = KVDtype.parse(options.pop("kv_cache_dtype"))
     return make_codec(kind, options.get("kv_group"), options.get("kv_rotate", "auto"))
 

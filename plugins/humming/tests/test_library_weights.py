@@ -262,18 +262,6 @@ def test_fused_layers_keep_four_narrow_products(form: str, stand_in: type[Layer]
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("architecture", ["llama-gqa", "gpt-oss"])
-def test_layers_and_heads_that_stay_wide(architecture: str, stand_in: type[Layer]) -> None:
-    model = narrowed("int8", architecture, wide_ends=True, wide_head=True)
-    layers = layers_of(model)
-    for index, layer in enumerate(layers):
-        expected = nn.Linear if index in (0, len(layers) - 1) else HummingLinear
-        assert set(products(layer)) == {expected}
-        assert (type(layer) is FusedLayer) == (architecture == "llama-gqa")
-    assert type(model.lm_head) is nn.Linear
-
-
-@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("options", "dtype", "capability", "message"),
     [

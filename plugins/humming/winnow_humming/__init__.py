@@ -67,7 +67,7 @@ class LibraryWeights(LibraryLayers):
             raise ConfigError(
                 f"weight_dtype {form} needs compute capability {needed}, and {device} has {found}"
             )
-        return cls("head" in config.weight_wide, "ends" in config.weight_wide, form)
+        return cls(form)
 
     @classmethod
     def holds_codes(cls, config: ModelConfig, device: torch.device) -> bool:

@@ -76,13 +76,12 @@ def _triton_refusal(device: torch.device, layout: CacheLayout | None) -> str | N
     near = [group.kind(layout.block_size) for group in layout.groups if group.tier is None]
     if len(set(near)) > 1 or len(set(layout.heads)) > 1:
         return "reads layers with the same heads alone: leave the backend to auto, or take reference"
-    return _unread(layout, reads(*layout.codecs) and not layout.wide.any)
+    return _unread(layout, reads(*layout.codecs))
 
 
 def _unread(layout: CacheLayout, reads: bool) -> str | None:
-    wide = f" and kept wide in part (kv_wide={layout.wide})" * layout.wide.any
     refused = (
-        f"does not read KVs stored as {layout.codec_names} (kv_cache_dtype){wide}: leave the backend to auto, or take "
+        f"does not read KVs stored as {layout.codec_names} (kv_cache_dtype): leave the backend to auto, or take "
         "reference"
     )
     return None if reads else refused

@@ -23,7 +23,6 @@ from winnow.cache.codec import BIAS, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.cache.pool import KindPool
-from winnow.cache.wide import WideWindow
 from winnow.errors import ConfigError
 from winnow.values.value_tier import ValueTier
 
@@ -36,8 +35,7 @@ def native_cache(cache: PagedCache, pool: KindPool, heads: int) -> native.Cache:
         native_pool(pool), pages=tables.pages.data_ptr(), page_table=tables.page_table.data_ptr(),
         lengths=tables.lengths.data_ptr(), num_layers=layout.num_layers, num_heads=heads,
         table_heads=layout.num_kv_heads, page_entries=PAGE_ENTRIES,
-        pages_per_seq=tables.page_table.shape[1],
-        windows=[_native_window(window) for window in cache.windows],
+        pages_per_seq=tables.page_table.shape[1], windows=[],
     )  # fmt: skip
 
 
@@ -50,7 +48,7 @@ def native_batch(spans: Spans) -> native.Batch:
         position=spans.position.data_ptr(), num_tokens=len(spans.position),
         observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
         observe_from=spans.observe_from.tolist(),
-        observers=[_native_observer(kind) for kind in kinds.values()], temporary=spans.temporary.tolist(),
+        observers=[_native_observer(kind) for kind in kinds.values()], temporary=[False] * len(spans.slots),
     )  # fmt: skip
 
 
@@ -118,15 +116,6 @@ def _native_field(field: Tensor, first: int) -> native.Field:
 def _address(field: Tensor, first: int) -> int:
     """Return where block 0 would lie, from which the kernels count, of a field of the blocks from `first` on."""
     return field.data_ptr() - first * field.stride(0) * field.itemsize
-
-
-def _native_window(window: WideWindow) -> native.WideWindow:
-    _, num_layers, num_heads, _, head_dim = window.k.shape
-    return native.WideWindow(
-        first_layer=window.layers.start, num_layers=num_layers, num_heads=num_heads, head_dim=head_dim,
-        sinks=window.sinks, recent=window.recent, dtype=native.native_dtype(window.k.dtype),
-        k=window.k.data_ptr(), v=window.v.data_ptr(), position=window.position.data_ptr(),
-    )  # fmt: skip
 
 
 def _coded_vectors(pool: KindPool, side: str, form: VectorFormat, rotated: bool) -> native.CodedVectors:

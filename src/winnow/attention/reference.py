@@ -73,14 +73,7 @@ class ReferenceBackend(TorchBackend):
 
 class ReferenceStep(TorchStep):
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        cache, spans = self.cache, self.spans
-        write_rows(cache, spans, layer, k, v)
-        window = cache.window(layer)
-        if window is not None:
-            wide = ~spans.token_temporary
-            parts = (spans.token_slots, k, v, spans.position, spans.tokens_after)
-            slots, k, v, position, after = (part[wide] for part in parts)
-            window.write(slots, layer, k, v, position, after)
+        write_rows(self.cache, self.spans, layer, k, v)
 
     def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         cache, spans = self.cache, self.spans
@@ -88,13 +81,9 @@ class ReferenceStep(TorchStep):
         if pool.tier is not None:
             return attend_split(cache, spans, layer, q, spec, partial(self.last_visible, spec))
         out = q.new_empty((*q.shape[:2], pool.kind.value_size))
-        window = cache.window(layer)
         for group in sequence_groups(spans, cache.pool.layout.heads[layer] * pool.kind.key_size):
             rows = GatheredRows.gather(cache, spans, group, layer)
             v = rows.values()
-            if window is not None:
-                window.widen(rows.device_slots, layer, rows.position, rows.k, v)
-                v.masked_fill_(~rows.valid[..., None], 0.0)
 
             def attend(
                 q: Tensor, position: Tensor, first: int, rows: GatheredRows = rows, v: Tensor = v

@@ -53,8 +53,6 @@ class Spans:
         observe_from: the first position of each sequence whose query updates accumulators, int64 [B].
         select_from: first position of each sequence whose query reads only the values of largest weight, where values
             lie on a tier, int64 [B]; earlier queries read all.
-        temporary: sequences whose KVs of this batch are dropped after the step, bool [B]; they do not enter wide
-        windows.
     """
 
     slots: NDArray[np.int64]
@@ -65,7 +63,6 @@ class Spans:
     observe: tuple[AttentionObserver | None, ...]
     observe_from: NDArray[np.int64]
     select_from: NDArray[np.int64]
-    temporary: NDArray[np.bool_]
 
     @classmethod
     def build(
@@ -78,7 +75,6 @@ class Spans:
         observe: Sequence[AttentionObserver | None] | None = None,
         observe_from: list[int] | None = None,
         select_from: list[int] | None = None,
-        temporary: list[bool] | None = None,
     ) -> Self:
         """Pack sequences whose tokens in this batch start at the positions `starts`."""
         count_array = np.asarray(counts, dtype=np.int64)
@@ -96,7 +92,6 @@ class Spans:
             (None,) * len(slots) if observe is None else tuple(observe),
             np.array(observe_from or [0] * len(slots), dtype=np.int64),
             np.array(select_from or [NEVER] * len(slots), dtype=np.int64),
-            np.array(temporary or [False] * len(slots), dtype=np.bool_),
         )
 
     def tokens_of(self, index: Sequence[int]) -> Tensor:
@@ -115,7 +110,6 @@ class Spans:
             tuple(self.observe[i] for i in index),
             self.observe_from[some],
             self.select_from[some],
-            self.temporary[some],
         )
 
     @cached_property
@@ -169,11 +163,6 @@ class Spans:
     @cached_property
     def token_slots(self) -> Tensor:
         return self.device_slots[self.token_sequence]
-
-    @cached_property
-    def token_temporary(self) -> Tensor:
-        """Mask of the tokens whose KVs are dropped after the step, bool [T]."""
-        return torch.from_numpy(np.repeat(self.temporary, self.counts)).to(self.device)
 
     @cached_property
     def tokens_after(self) -> Tensor:

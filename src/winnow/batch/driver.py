@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.batch.lines import BadLine, Job, parse_line
-from winnow.batch.reader import WHOLE, RawLine, Shard
+from winnow.batch.reader import RawLine
 from winnow.batch.records import Record, Tally, answer_record, encode, error_record, request_id
 from winnow.batch.writer import OrderedWriter
 from winnow.engine.requests.new_request import NewRequest
-from winnow.errors import QueueFullError, WinnowError
+from winnow.errors import WinnowError
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import ApiError, failed
 from winnow.outputs import RequestOutput
@@ -43,7 +43,6 @@ class Driver:
         model: its name in OpenAI's objects.
         seed: of lines without one.
         max_in_flight: most requests in the engine at a time.
-        shard: lines outside of it are left to other runs.
         context_field: see `parse_line`.
     """
 
@@ -55,11 +54,8 @@ class Driver:
     seed: int
     max_in_flight: int
     reader: AnswerReader = field(default_factory=AnswerReader)
-    shard: Shard = WHOLE
     context_field: str | None = None
     _in_flight: dict[str, Job] = field(default_factory=dict, init=False)
-    _held: Job | None = field(default=None, init=False)
-    """For which the engine's queue had no room yet."""
 
     def run(self, lines: Iterable[RawLine | None], on_step: Callable[[], None]) -> None:
         """Read, answer and write until no line is left; `on_step` is called after each step of the engine.
@@ -120,14 +116,14 @@ class Driver:
         for raw in lines:
             if raw is None:
                 yield None
-            elif self.shard.holds(raw.index) and not self.writer.holds(self.shard.place(raw.index)):
+            elif not self.writer.holds(raw.index):
                 yield parse_line(raw, self.defaults, accounts=True, context_field=self.context_field)
 
     def _fill(self, jobs: Iterator[Job | BadLine | None]) -> bool:
         """Submit lines until the engine has enough to choose from; return False if none is left."""
         while len(self._in_flight) < self.max_in_flight and self.writer.num_early < MAX_EARLY:
             try:
-                line, self._held = self._held or next(jobs), None
+                line = next(jobs)
             except StopIteration:
                 return False
             if line is None:
@@ -135,18 +131,14 @@ class Driver:
             if isinstance(line, BadLine):
                 self._finish(line.index, failed_line(line, line.error))
                 continue
-            try:
-                self._submit(line)
-            except QueueFullError:
-                self._held = line
-                break
+            self._submit(line)
         return True
 
     def _submit(self, job: Job) -> None:
         name = request_id(job)
         try:
             self.engine.submit_all([line_request(self.engine, self.reader, job, self.seed, name)])
-        except (QueueFullError, *_ENDS_THE_RUN):
+        except _ENDS_THE_RUN:
             raise
         except Exception as error:
             if not isinstance(error, WinnowError):
@@ -156,7 +148,7 @@ class Driver:
             self._in_flight[name] = job
 
     def _finish(self, index: int, record: tuple[Record, bytes]) -> None:
-        self.writer.put(self.shard.place(index), record[1])
+        self.writer.put(index, record[1])
         self.tally.add(record[0])
 
 

@@ -1,7 +1,7 @@
 """The shape of a cache: which rows a sequence has, and what their blocks take. Imports no torch."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.cache.codec import PairCodec, codec_of, round_up
-from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.row_groups import BlockCount, BlockKind, RowGroup
 from winnow.errors import ConfigError
-from winnow.values.kv_dtype import WideParts
 from winnow.values.value_tier import ValueTier
 
 if TYPE_CHECKING:
@@ -45,8 +43,6 @@ class CacheLayout:
     """float32 accumulators per slot that eviction policies may use, 0 to 2."""
     chunk: int | None = None
     """Most tokens that a step computes of one sequence; None: any number."""
-    wide: WideParts = field(default_factory=WideParts)
-    """KVs that are kept in 16 bits beside those in blocks (`winnow.cache.wide`)."""
     state_bytes: int = 0
     """Bytes of each sequence, and of each snapshot of a prefix, that further states take (`SlotState`)."""
     ranks: int = 1
@@ -70,7 +66,6 @@ class CacheLayout:
         num_accumulators: int = 0,
         windows: Sequence[int | None] = (),
         chunk: int | None = None,
-        wide: WideParts | None = None,
         value_tier: ValueTier | None = None,
         shapes: Sequence[tuple[int, int]] = (),
         values_in_keys: bool = False,
@@ -96,7 +91,7 @@ class CacheLayout:
             groups.append(
                 RowGroup(tuple(layers), heads, size, size, codec, window or None, tier, values_in_keys)
             )
-        return cls(tuple(groups), block_size, num_accumulators, chunk, wide or WideParts())
+        return cls(tuple(groups), block_size, num_accumulators, chunk)
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
@@ -305,40 +300,3 @@ class CacheLayout:
         """Return the blocks of each row of these, int64 [layers, heads]."""
         each = np.array([ceil_div(kvs, self.block_size) for kvs in self.seen(num_tokens)])
         return self.has_row * each[:, None]
-
-    # -- states --------------------------------------------------------------------------------------------------
-
-    @property
-    def has_prefix_state(self) -> bool:
-        return self.wide.any or self.state_bytes > 0
-
-    def prefix_state_bytes(self, num_tokens: int) -> int:
-        """Return bytes of the states of a prefix, or a sequence, of `num_tokens` tokens, its blocks not counted."""
-        return self.wide_bytes(num_tokens) + self.state_bytes
-
-    def wide_windows(self, max_positions: int) -> Iterator[tuple[range, int, int]]:
-        """Yield layers, places of first tokens (of all, in layers that are wide as a whole) and of recent ones."""
-        wide, layers = self.wide, range(self.num_layers)
-        if wide.layers:
-            yield layers[: wide.layers], max_positions, 0
-        if (wide.sinks or wide.recent) and layers[wide.layers :]:
-            yield layers[wide.layers :], wide.sinks, wide.recent
-
-    def wide_bytes(self, max_positions: int) -> int:
-        return sum(
-            len(layers) * (sinks + recent) * self._wide_place_bytes
-            for layers, sinks, recent in self.wide_windows(max_positions)
-        )
-
-    def wide_bytes_of(self, first: int, end: int) -> int:
-        """Return bytes of the wide KVs of tokens `first` to `end` of a sequence that later tokens do not displace."""
-        if not self.wide.any:
-            return 0
-        sinks = max(min(end, self.wide.sinks) - first, 0)
-        layers, others = self.wide.layers, self.num_layers - self.wide.layers
-        return (layers * (end - first) + others * sinks) * self._wide_place_bytes
-
-    @property
-    def _wide_place_bytes(self) -> int:
-        kv_bytes = 2 * self.num_kv_heads * self.head_dim * ITEM_BYTES[self.wide.dtype]
-        return kv_bytes + _INT32

@@ -15,7 +15,6 @@ from winnow.cache.pool import KVPool
 from winnow.cache.slot_states import SlotStates
 from winnow.cache.tiers.host_tier import HostTier
 from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
-from winnow.cache.wide import WideWindow, WideWindows
 from winnow.errors import describe_error
 
 
@@ -92,7 +91,6 @@ class PagedCache:
     pool: KVPool
     tables: BlockTables
     host: HostTier | None = None  # None: no update saves anything
-    wide: WideWindows | None = None  # what is kept in 16 bits beside narrow KVs
     states: SlotStates = field(default_factory=SlotStates)  # everything of sequences that is no block
 
     @classmethod
@@ -101,20 +99,11 @@ class PagedCache:
     ) -> "PagedCache":
         """Take the memory; that of the host tier, at most `host_bytes`, is taken as it is used."""
         pool = KVPool(layout, size.by_kind, device)
-        wide = WideWindows(layout, size, device) if layout.wide.any else None
-        states = SlotStates([] if wide is None else [wide])
-        return cls(pool, BlockTables(layout, size, device), HostTier(pool, host_bytes), wide, states)
+        return cls(pool, BlockTables(layout, size, device), HostTier(pool, host_bytes))
 
     @property
     def nbytes(self) -> int:
-        return self.pool.nbytes + self.tables.nbytes + (0 if self.wide is None else self.wide.total_bytes)
-
-    @property
-    def windows(self) -> tuple[WideWindow, ...]:
-        return () if self.wide is None else self.wide.windows
-
-    def window(self, layer: int) -> WideWindow | None:
-        return None if self.wide is None else self.wide.of_layer(layer)
+        return self.pool.nbytes + self.tables.nbytes
 
     def apply(self, update: CacheUpdate) -> None:
         """Apply a ledger's update: copies of states and blocks, also to and from the host tier, then tables and

@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_flags(parser, ServerConfig, "server", common=_COMMON)
     # The bounds of the engine's queue are the server's, which counts prompts that are being tokenised too.
-    engine.add_engine_flags(parser, skip=("max_queued_requests", "max_queued_tokens"))
+    engine.add_engine_flags(parser)
     engine.add_foreign_flags(parser, vllm_names.SERVER)
 
 

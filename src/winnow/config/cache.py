@@ -7,7 +7,7 @@ from pathlib import Path
 from winnow.config.option import Effect, option
 from winnow.errors import ConfigError
 from winnow.values.checks import check_choice, check_integer, check_number, require
-from winnow.values.kv_dtype import AUTO, KV_FORMATS, ROTATIONS, KVDtype, WideParts, check_group
+from winnow.values.kv_dtype import AUTO, KV_FORMATS, ROTATIONS, KVDtype, check_group
 from winnow.values.reuse import EXACT, REUSES
 from winnow.values.units import format_bytes, parse_bytes
 from winnow.values.value_tier import ValueTier
@@ -16,7 +16,7 @@ KV_RESERVATIONS = ("on-demand", "prompt", "max")
 PREFIX_DISK = ("prefix_cache_dir", "prefix_cache_disk")
 """Options of prefixes that go to disk by themselves, of which nothing but a served engine has any."""
 
-_SIZES = ("kv_memory", "image_memory", "session_memory", "kv_offloading_size", "prefix_cache_disk")
+_SIZES = ("kv_memory", "image_memory", "kv_offloading_size", "prefix_cache_disk")
 _LEAST_OFFLOADING = 2**16
 
 
@@ -70,14 +70,6 @@ class CacheConfig:
         parse=parse_bytes,
         effect=Effect.BATCHES,
     )
-    session_memory: int | None = option(
-        None,
-        "bytes of a conversation (session_id) beyond which its oldest turns are compressed while it waits, such as "
-        "64MiB; the system prompt and the last turns stay whole; left out: none is compressed, and the least recently "
-        "used give way as all prefixes do",
-        parse=parse_bytes,
-        effect=Effect.BATCHES,
-    )
     kv_offloading_size: int | None = option(
         None,
         "host memory for the KVs of preempted requests, which come back as they were, such as 4GiB; left out: none, "
@@ -120,11 +112,6 @@ class CacheConfig:
         False,
         "give every KV a bias of 2 bytes that attention adds to its logits, as policies need that fit what they keep; "
         "on where the engine's own policy is one of them",
-    )
-    kv_wide: str | None = option(
-        None,
-        "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "
-        "others first and last tokens; room for them is set aside for max_num_seqs sequences and for prefixes",
     )
     value_tier: str | None = option(
         None,
@@ -173,20 +160,12 @@ class CacheConfig:
             )
         check_group("kv_group", self.kv_group)
         check_choice("kv_rotate", self.kv_rotate, ROTATIONS)
-        _ = self.kv_dtype, self.wide_parts
-        if self.tier is not None and self.kv_wide is not None:
-            raise ConfigError(
-                f"value_tier does not go with kv_wide, got {self.value_tier} and {self.kv_wide}"
-            )
+        _ = self.kv_dtype, self.tier
 
     @cached_property
     def kv_dtype(self) -> KVDtype:
         """Formats of keys and values; `auto` is not resolved."""
         return KVDtype.parse(AUTO if self.kv_cache_dtype is None else self.kv_cache_dtype)
-
-    @cached_property
-    def wide_parts(self) -> WideParts:
-        return WideParts.parse(self.kv_wide)
 
     @cached_property
     def tier(self) -> ValueTier | None:

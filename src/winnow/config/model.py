@@ -18,7 +18,6 @@ WEIGHT_DEVICES = {
 }
 """Devices on which linear layers can keep weights in a form."""
 WEIGHT_DTYPES = ("auto", *WEIGHT_DEVICES)
-WIDE_WEIGHTS = ("none", "head", "ends", "head-and-ends")
 LOAD_FORMATS = ("auto", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
 PAGED = "paged"
@@ -69,12 +68,6 @@ class ModelConfig:
         "humming, int8; fp8: multiplied as such from compute capability 8.9 on; or int4: a scale and a zero for each "
         "128 inputs of a feature",
         choices=WEIGHT_DTYPES,
-    )
-    weight_wide: str = option(
-        "none",
-        "linear layers that weight_dtype leaves in dtype: none, the head, those of the first and the last layer "
-        "(ends), or both",
-        choices=WIDE_WEIGHTS,
     )
     device: str = option(
         "auto", "torch device, such as cpu or cuda:0; auto: cuda where there is one, else cpu"
@@ -138,7 +131,6 @@ class ModelConfig:
         object.__setattr__(self, "dtype", _DTYPE_ALIASES.get(dtype, dtype))
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("weight_dtype", self.weight_dtype, WEIGHT_DTYPES)
-        check_choice("weight_wide", self.weight_wide, WIDE_WEIGHTS)
         check_choice("load_format", self.load_format, LOAD_FORMATS)
         check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.max_model_len is not None:
@@ -150,9 +142,6 @@ class ModelConfig:
             devices = "auto, cpu or cuda with tensor_parallel_size above 1, which takes the first GPUs"
             require(self.device in ("auto", "cpu", "cuda"), "device", devices, self.device)
         check_integer("seed", self.seed, 0, 2**63 - 1)
-        if self.weight_wide != "none" and self.weight_dtype == "auto":
-            forms = ", ".join(WEIGHT_DEVICES)
-            raise ConfigError(f"weight_wide={self.weight_wide} needs weight_dtype {forms}, got auto")
 
     def check_weight_device(self, kind: str) -> None:
         """Raise ConfigError if linear layers cannot keep their weights as `weight_dtype` says on a kind of device."""

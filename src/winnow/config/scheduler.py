@@ -134,14 +134,6 @@ class SchedulerConfig:
         "and then requests are preempted; none joins above it",
         effect=Effect.BATCHES,
     )
-    max_queued_requests: int | None = option(
-        None, "requests that may wait; further ones are refused; left out: no limit", effect=Effect.NEVER
-    )
-    max_queued_tokens: int | None = option(
-        None,
-        "tokens of requests that may wait; further requests are refused, unless none waits; left out: no limit",
-        effect=Effect.NEVER,
-    )
     tenants: Any = option(
         (),
         'tenants with weight, guarantee, limit and host_limit: a JSON object {"NAME": {"weight": 2}, ...} or the '
@@ -170,9 +162,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, 65536)
         check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        for name in ("prefill_chunk", "max_queued_requests", "max_queued_tokens"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
+        if self.prefill_chunk is not None:
+            check_integer("prefill_chunk", self.prefill_chunk, 1)
         check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         if self.aging is not None:
             check_number("aging", self.aging, 1e-3)

@@ -29,7 +29,7 @@ from winnow.eviction import (
 )
 from winnow.sampling import SamplingParams
 from winnow.values.checks import require
-from winnow.values.eviction_request import AUTO, OWN_AMOUNT, Amount
+from winnow.values.eviction_request import AUTO, OWN_AMOUNT
 from winnow.values.images import PromptImage, cut_run, prefix_ids
 from winnow.values.tenants import TenantName
 from winnow.values.units import format_bytes
@@ -131,10 +131,6 @@ class Admission:
         ):
             given = getattr(params, field)
             require((given or 0) <= limit, field, f"at most {of} {limit} tokens", given, refuse)
-        context = prompt_len if context_len is None else context_len
-        for tokens, _ in params.earlier_rounds[-1:]:
-            most = f"at most {context}, the context's own"
-            require(tokens <= context, "tokens in earlier_rounds", most, tokens, refuse)
         found = prefix_ids(token_ids, images)
         uncut = tuple(run for image in images for run in image.two_way)
         if context_len is not None and (run := cut_run(uncut, context_len)) is not None:
@@ -224,27 +220,10 @@ class Admission:
         total: int,
         uncut: tuple[tuple[int, int], ...],
     ) -> list[SequenceEviction | None]:
-
-        def bind(
-            policy: ResolvedPolicy, request: SamplingParams, *, may_idle: bool
-        ) -> SequenceEviction | None:
-            found = policy.for_prompt(len(token_ids), total, request, may_idle=may_idle)
-            return found and replace(found, uncut=uncut)
-
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
-        bound = [bind(each, params, may_idle=len(asked) == 1) for each in asked]
-        evictions = self._with_replay(bound, token_ids)
-        if not params.earlier_rounds:
-            return evictions
-        after: SequenceEviction | None = None
-        for tokens, kv_budget in params.earlier_rounds:
-            spans = tuple(span for span in params.protect if span[1] <= tokens)
-            then = replace(params, context_tokens=tokens, protect=spans)
-            policy = replace(asked[0], amount=Amount(kv_budget=kv_budget))
-            earlier = bind(policy, then, may_idle=False)
-            [earlier] = self._with_replay([earlier], token_ids)
-            after = earlier and replace(earlier.rule_at(tokens), after=after)
-        return [each if each is None else replace(each, after=after) for each in evictions]
+        alone, length = len(asked) == 1, len(token_ids)
+        bound = [each.for_prompt(length, total, params, may_idle=alone) for each in asked]
+        return self._with_replay([each and replace(each, uncut=uncut) for each in bound], token_ids)
 
     def _saved_document(
         self,

@@ -37,11 +37,9 @@ class AnswerCheck:
     def note(self, sequence: Sequence) -> None:
         """Take an answer that has ended by itself into the choice, if rounds took KVs from it."""
         request, answer = sequence.request, sequence.output_token_ids
-        params, session = request.params, request.session
+        params = request.params
         ended = sequence.finish_reason in ("stop", "length") and sequence.index == 0 and answer
         if not (self._share and ended and sequence.rounds.rounds) or params.forced_tokens:
-            return
-        if session is not None and session.ages:
             return
         if not params.is_greedy:
             self.record.sampled += 1

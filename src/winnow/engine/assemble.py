@@ -42,7 +42,6 @@ def assemble(
         host_bytes=(cache.kv_offloading_size or 0) // rows,
         saved=saved,
         cached=cached,
-        session_memory=cache.session_memory,
         reuse_share=cache.reuse_share,
     )
     if cache.kv_offloading_size is not None:

@@ -90,8 +90,6 @@ class Counters:
             sessions=sessions.count_tiers(),
             session_tokens=sessions.reused_tokens,
             session_seconds=sessions.reused_tokens * seconds["prefill"] / max(requests.prompt_tokens, 1),
-            session_compressions=sessions.num_compressions,
-            sessions_outgrown=sessions.num_outgrown,
             sessions_dropped=sessions.num_dropped,
             sessions_released=sessions.num_released,
             num_steps=self.num_steps,
@@ -129,13 +127,11 @@ class Counters:
 
 
 Positions = SequenceType[SequenceType[SequenceType[int]]]
-AGED = "session"
-"""Policy of answers that continue a conversation whose oldest turns were compressed."""
 
 
 def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport | None:
     """Return None while the sequence runs, if it never got a slot, or if all its KVs are kept."""
-    name = sequence.request.policy_name or (AGED if sequence.kv.last_round else None)
+    name = sequence.request.policy_name
     if sequence.kept is None or name is None:
         return None
     held = layout.by_kind(layout.row_blocks(sequence.kept))

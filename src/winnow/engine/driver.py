@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from winnow.engine.engine import Engine
 from winnow.engine.requests.new_request import NewRequest
-from winnow.errors import ClosedError, ForkedError, InvalidRequestError, QueueFullError, ReentryError
+from winnow.errors import ClosedError, ForkedError, InvalidRequestError, ReentryError
 from winnow.outputs import RequestOutput
 
 P = ParamSpec("P")
@@ -147,7 +147,6 @@ class EngineDriver:
 
         Raises:
             InvalidRequestError (or a subclass): a request cannot be served. Other requests are unaffected.
-            QueueFullError: too much would wait.
         """
 
         def add() -> None:
@@ -156,7 +155,7 @@ class EngineDriver:
                     self.engine.add(request)
                 except BaseException as error:
                     self._end([added.request_id for added in requests[:index]])
-                    if label and isinstance(error, InvalidRequestError | QueueFullError):
+                    if label and isinstance(error, InvalidRequestError):
                         raise type(error)(f"{label}[{index}]: {error}") from None
                     raise
                 if box is not None:

@@ -20,7 +20,7 @@ from winnow.engine.requests.request_limits import forked_params, inherit, with_s
 from winnow.engine.requests.request_table import FinishReason, RequestTable
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.scheduler import Scheduler
-from winnow.errors import InvalidRequestError, RequestFailedError, describe_error
+from winnow.errors import RequestFailedError, describe_error
 from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling import SamplingParams
 from winnow.values.reuse import EXACT
@@ -59,7 +59,7 @@ class Engine:
         self._looks_ahead = self._overlaps = executor.overlaps
         self._last_end: float | None = None
         layout = getattr(executor, "layout", None)  # None: an engine with a cache of another kind
-        fixed = layout is None or layout.wide.any or layout.value_tier is not None
+        fixed = layout is None or layout.value_tier is not None
         self._check = AnswerCheck(0.0 if fixed else config.eviction.check, config.model.seed)
         if layout is not None:
             scheduler.decisions.agreement = self._check.record
@@ -73,12 +73,10 @@ class Engine:
         return len(self.requests) > (self._checked is not None)
 
     def add(self, new: NewRequest) -> None:
-        """Queue a request. Raises InvalidRequestError, or QueueFullError where too much waits already."""
+        """Queue a request. Raises InvalidRequestError."""
         self._drop_check()
         self.requests.require_new(new.request_id)
         request = self._admit(new)
-        limits, waiting = self._config.scheduler, self.scheduler.waiting
-        waiting.require_room(len(new.token_ids), limits.max_queued_requests, limits.max_queued_tokens)
         self.requests.add(request)
         self.scheduler.add(request)
 
@@ -406,22 +404,9 @@ class Engine:
             for request in self._touched
             if request.finished or not request.final_only
             for found in [output(request, report)]
-            if request.session is None or not request.session.ages
         ]
         self._touched.clear()
-        self._age_sessions()
         return outputs
-
-    def _age_sessions(self) -> None:
-        sessions = self.memory.sessions
-        while (new := sessions.next_aging()) is not None:
-            try:
-                request = self._admit(new)
-            except InvalidRequestError:  # its budget is too small for what stays whole
-                sessions.leave_whole(new)
-                continue
-            self.requests.add(request)
-            self.scheduler.add(request)
 
     def _check_rows(self, sequence: Sequence) -> None:
         eviction, evicted = sequence.eviction, tuple[int, ...]()

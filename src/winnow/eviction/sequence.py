@@ -43,8 +43,6 @@ class SequenceEviction:
     first_budget: int | None = None
     """KVs per row that the round after the prompt leaves under a late policy, at least `budget`, which rounds that
     make room go down to; None: no round follows the prompt because it ended."""
-    after: "SequenceEviction | None" = None
-    """Rule, as `snapshots` gives it, of the round whose KVs it compresses once more; None: there is none."""
 
     @property
     def _step(self) -> int:

@@ -105,7 +105,7 @@ def split_memory(
 ) -> tuple[EngineConfig, EngineConfig]:
     """Return the configurations of the target and of its draft model, which share kv_memory, less what is set `aside`,
     as a text takes it."""
-    model = replace(config.model, weight_dtype="auto", weight_wide="none")
+    model = replace(config.model, weight_dtype="auto")
     cache = CacheConfig(block_size=config.cache.block_size, enable_prefix_caching=False)
     own = draft.kv_layout(cache, 1)
     needs = [each.device_bytes(each.by_kind(each.row_blocks_seen(_COMPARED))) for each in (target, own)]

@@ -29,7 +29,7 @@ def reuse_refusal(model: LoadedModel, layout: CacheLayout, *, hidden: bool) -> s
         or hidden
     ):
         return "its layers cannot be computed for some of a step's tokens"
-    if len(layout.kinds) > 1 or layout.has_windows or layout.state_bytes or layout.wide.any:
+    if len(layout.kinds) > 1 or layout.has_windows or layout.state_bytes:
         return "its layers do not all keep every token in one format"
     if model.geometry.latent or not isinstance(model.processor, str):
         return "its keys follow from more than tokens and positions"
@@ -181,7 +181,6 @@ class Repair:
             [spans.observe[i] for i in index],
             spans.observe_from[index].tolist(),
             spans.select_from[index].tolist(),
-            spans.temporary[index].tolist(),
         )
         place = torch.empty(len(spans.position), dtype=torch.int64, device=spans.device).fill_(-1)
         place[order] = torch.arange(len(order), device=spans.device)

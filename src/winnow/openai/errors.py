@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from winnow.errors import CapacityError, ContextLengthError, QueueFullError, WinnowError, describe_error
+from winnow.errors import CapacityError, ContextLengthError, WinnowError, describe_error
 from winnow.sampling.rows import Fault
 
 INTERNAL = "internal_error"
@@ -59,8 +59,6 @@ class ApiError(WinnowError):
             return cls("context_length_exceeded", str(error))
         if isinstance(error, CapacityError):
             return cls("kv_memory_exceeded", str(error))
-        if isinstance(error, QueueFullError):
-            return cls(OVERLOADED, str(error), retry_after=1)
         if isinstance(error, WinnowError):
             return cls("invalid_request", str(error))
         return cls(INTERNAL, describe_error(error))

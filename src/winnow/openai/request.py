@@ -15,7 +15,6 @@ from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow.values.json_values import json_kind
 from winnow.values.session_request import MAX_SESSION_NAME, SessionRequest
-from winnow.values.units import parse_bytes
 
 Message = dict[str, Any]
 
@@ -138,22 +137,20 @@ def read_body(
 def _read_session(values: dict[str, Any]) -> SessionRequest | None:
     """Take what a body says of its conversation out of `values`; OpenAI's names for it count where ours are missing."""
     key, kept = (take_text(values, f"prompt_cache_{name}") for name in ("key", "retention"))
-    name, memory = values.pop("session_id", None), values.pop("session_memory", None)
+    name = values.pop("session_id", None)
     ttl, *flags = (values.pop(name, None) for name in ("ttl", "prefetch", "release"))
     hint = ttl is None
     prefetch, release = (False if flag is None else flag for flag in flags)
     try:
-        if name is None and any(each is not None for each in (memory, ttl, kept, *flags)) and not key:
-            if any(each is not None for each in (memory, ttl, *flags)):
-                raise InvalidRequestError("session_memory, ttl, prefetch and release need a session_id")
+        if name is None and any(each is not None for each in (ttl, kept, *flags)) and not key:
+            if any(each is not None for each in (ttl, *flags)):
+                raise InvalidRequestError("ttl, prefetch and release need a session_id")
             return None
-        if memory is not None:
-            memory = parse_bytes(memory, "session_memory")
         name = name if name is not None or not key else key[:MAX_SESSION_NAME]
         if name is None:
             return None
         ttl = _RETENTIONS.get(kept or "") if hint else ttl
-        return SessionRequest(name, memory, ttl, hint, prefetch=prefetch, release=release)
+        return SessionRequest(name, ttl, hint, prefetch=prefetch, release=release)
     except WinnowError as error:
         raise ApiError("invalid_request", str(error)) from None
 

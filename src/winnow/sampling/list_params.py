@@ -87,14 +87,6 @@ def _protected(named: Any) -> Any:
     )
 
 
-def rounds(rounds: Any) -> tuple[tuple[int, int], ...]:
-    checked, least = [], 1
-    for pair in _pairs("earlier_rounds", rounds, "[tokens, kv_budget]"):
-        least = integer("tokens in earlier_rounds", pair[0], least)
-        checked.append((least, integer("a kv_budget in earlier_rounds", pair[1], 1)))
-    return tuple(checked)
-
-
 def _pairs(name: str, pairs: Any, form: str) -> Iterator[Sequence[Any]]:
     _list(name, pairs, f"a list of pairs {form}")
     _check_length(name, pairs, MAX_PROTECT)

@@ -141,7 +141,6 @@ class SamplingParams(EvictionRequest):
         self._store("logit_bias", list_params.logit_bias(self.logit_bias))
         self._store("bad_words", list_params.bad_words(self.bad_words))
         self._store("protect", list_params.spans(self.protect))
-        self._store("earlier_rounds", list_params.rounds(self.earlier_rounds))
         self._store("forced_tokens", list_params.forced_tokens(self.forced_tokens, self.n))
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
             self._store("structured_outputs", StructuredOutputs.from_mapping(self.structured_outputs))

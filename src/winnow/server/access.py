@@ -1,22 +1,19 @@
-"""Who may ask, and how much: API keys and their tenants, sites whose pages ask, and tokens by the minute."""
+"""Who may ask, and how much: API keys and their tenants, and sites whose pages ask."""
 
 import hashlib
 import hmac
 import ipaddress
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from winnow.errors import ConfigError
-from winnow.openai.errors import RATE_LIMIT, ApiError
+from winnow.openai.errors import ApiError
 from winnow.server.config import ServerConfig
 
 MAX_KEY_CHARS = 512
 _SAFE = ("GET", "HEAD", "OPTIONS")
-_MINUTE = 60.0
 
 
 class Keys:
@@ -127,41 +124,3 @@ def _name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-@dataclass
-class TokenQuota:
-    """A bucket per tenant that fills by `per_minute` tokens a minute, and holds as many.
-
-    A request is let in while its tenant's bucket holds anything, and is charged what it used, so that no server has to
-    guess an answer's length. A long one leaves a debt.
-
-    `per_minute` None is no limit.
-    """
-
-    per_minute: int | None
-    clock: Callable[[], float] = time.monotonic
-    _buckets: dict[str | None, tuple[float, float]] = field(default_factory=dict)
-    """Tokens, and when that was their number."""
-
-    def require(self, tenant: str | None) -> None:
-        """Refuse a tenant whose bucket is empty. Raises ApiError: says when to come again."""
-        if self.per_minute is None:
-            return
-        tokens = self._tokens(tenant)
-        if tokens < 1:
-            wait = (1 - tokens) * _MINUTE / self.per_minute
-            raise ApiError(
-                RATE_LIMIT,
-                f"tokens of a tenant must be at most {self.per_minute} in a minute",
-                retry_after=wait,
-            )
-
-    def charge(self, tenant: str | None, tokens: int) -> None:
-        if self.per_minute is not None:
-            self._buckets[tenant] = (self._tokens(tenant) - tokens, self.clock())
-
-    def _tokens(self, tenant: str | None) -> float:
-        most = float(self.per_minute or 0)
-        tokens, since = self._buckets.get(tenant, (most, self.clock()))
-        return min(most, tokens + (self.clock() - since) * most / _MINUTE)

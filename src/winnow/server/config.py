@@ -48,19 +48,9 @@ class ServerConfig:
         "seconds: who would wait longer for a first token, by the measured speed of prompts and answers, is refused "
         "with 503 and Retry-After; left out: no limit",
     )
-    max_num_queued_tokens: int | None = _served(
-        None,
-        "most prompt tokens of answers that wait; more are refused with 503; none: no limit",
-        parse=optional_int,
-    )
     max_reqs_per_tenant: int | None = _served(
         None,
         "most answers of one tenant in progress at a time; more are refused with 429; none: no limit",
-        parse=optional_int,
-    )
-    max_tokens_per_minute: int | None = _served(
-        None,
-        "most tokens of one tenant in a minute, prompts and answers; more are refused with 429; none: no limit",
         parse=optional_int,
     )
     max_body: int = _served(
@@ -100,9 +90,7 @@ class ServerConfig:
         None, "ZeroMQ address at which a subscriber asks for events that it has missed"
     )
     kv_events_topic: str = _served("", "topic of these events")
-    docs: bool = _served(
-        True, "serve /openapi.json, which describes every request, and /docs, which shows it"
-    )
+    docs: bool = _served(True, "serve /openapi.json, which describes every request")
     dashboard: bool = _served(True, "serve the dashboard at / and a page to chat at /chat")
     shutdown_timeout: float = _served(
         30.0, "seconds that requests in progress are given at SIGTERM; then they end with an error"
@@ -123,10 +111,9 @@ class ServerConfig:
             # Empty, as a variable that is not set: it would mean every interface.
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty, got ''")
-        for kind in ("num_queued_reqs", "num_queued_tokens", "reqs_per_tenant", "tokens_per_minute"):
-            name = f"max_{kind}"
+        for name, least in (("max_num_queued_reqs", 0), ("max_reqs_per_tenant", 1)):
             if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 0 if kind == "num_queued_reqs" else 1)
+                check_integer(name, getattr(self, name), least)
         for name in ("max_body", "max_file", "response_memory"):
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for name in ("api_key", "served_model_name"):

@@ -75,9 +75,6 @@ class BodyForm(Form):
         min_length=1,
         max_length=MAX_SESSION_NAME,
     )
-    session_memory: int | str | None = said(
-        "bytes, such as 64MiB, beyond which its oldest turns are compressed"
-    )
     ttl: float | None = said("seconds for which it is kept once idle, or refused", ge=0, le=MAX_TTL)
     prefetch: bool | None = said("generate nothing: bring back what files hold of the prompt")
     release: bool | None = said("forget it when this answer has ended")

@@ -1,4 +1,4 @@
-"""The pages: a dashboard at /, a chat at /chat, the operations at /docs, which load nothing from anywhere else. And the
+"""The pages: a dashboard at /, a chat at /chat, which load nothing from anywhere else. And the
 numbers that the dashboard shows, as they change.
 """
 
@@ -23,9 +23,9 @@ from winnow.process.resources import resident_bytes
 from winnow.server.http import EventStream
 from winnow.server.service import Service
 
-_SCRIPTS = ("marked-18.2.1.umd.js", "dompurify-3.5.0.min.js", "chat.js", "dashboard.js", "docs.js")
+_SCRIPTS = ("marked-18.2.1.umd.js", "dompurify-3.5.0.min.js", "chat.js", "dashboard.js")
 PAGES = {
-    **{"/": "dashboard.html", "/chat": "chat.html", "/docs": "docs.html"},
+    **{"/": "dashboard.html", "/chat": "chat.html"},
     **{f"/static/{name}": f"static/{name}" for name in _SCRIPTS},
 }
 INTERVAL = 1.0
@@ -86,11 +86,10 @@ def add_pages(app: FastAPI, service: Service, history: History) -> None:
     """Add the pages, and the stream of the dashboard's numbers, once a second, as server-sent events; the first has
     the history."""
     config = service.config
-    for path, name in PAGES.items():
-        if config.docs if "docs" in path else config.dashboard:
-            app.add_route(path, _page(name), include_in_schema=False)
     if not config.dashboard:
         return
+    for path, name in PAGES.items():
+        app.add_route(path, _page(name), include_in_schema=False)
 
     @app.get("/stats/stream", include_in_schema=False)
     async def stats(request: Request) -> Response:

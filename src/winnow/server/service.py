@@ -26,7 +26,7 @@ from winnow.openai.request import CompletionRequest, Message
 from winnow.openai.response_templates import TEMPLATES
 from winnow.outputs import EngineStats, SessionStats
 from winnow.prompts import Prompt
-from winnow.server.access import Keys, TokenQuota
+from winnow.server.access import Keys
 from winnow.server.async_engine import AsyncEngine
 from winnow.server.config import ServerConfig
 from winnow.server.metrics import Metrics
@@ -77,7 +77,7 @@ class Service:
             self.metrics.observe,
             self.metrics.discard,
             self.exit.set,
-            self._charge,
+            self.metrics.count_tokens,
             self._publish_prefixes,
         )
         self._kv_events: Any = None
@@ -93,7 +93,6 @@ class Service:
         self.responses: dict[str | None, StoredResponses] = defaultdict(
             lambda: StoredResponses(self.config.response_memory)
         )
-        self.quota = TokenQuota(self.config.max_tokens_per_minute)
         self._tokenising = ThreadPoolExecutor(_TOKENISING_THREADS, "winnow-tokenise")
         self._numbers = itertools.count()
         self._admitting: dict[str | None, int] = {}  # answers on their way to the engine, by tenant
@@ -118,11 +117,6 @@ class Service:
     def require_room(self, tenant: str | None, answers: int) -> None:
         """Raise ApiError where the server is full (503), or the tenant has its share (429)."""
         self.engine.require_usable()
-        try:
-            self.quota.require(tenant)
-        except ApiError:
-            self.metrics.refused["quota"] += 1
-            raise
         share = self.config.max_reqs_per_tenant
         own = sum(self.engine.by_tenant().get(tenant, ())) + self._admitting.get(tenant, 0)
         if share is not None and own + answers > share:
@@ -196,7 +190,6 @@ class Service:
         self._admitting[tenant] = self._admitting.get(tenant, 0) + answers
         try:
             requests = await self.new_requests(asked, tenant, request_id, deltas=deltas)
-            self._require_token_room(requests)
         finally:
             self._admitting[tenant] -= answers
             if not self._admitting[tenant]:
@@ -231,14 +224,6 @@ class Service:
             for index, prompt in enumerate(prompts)
         ]
 
-    def _require_token_room(self, requests: Sequence[NewRequest]) -> None:
-        most = self.config.max_num_queued_tokens
-        if most is None:
-            return
-        _, waiting = self.engine.num_queued()
-        if waiting and waiting + sum(len(each.token_ids) for each in requests) > most:
-            raise self._refusal("tokens", f"the queue is full: {waiting} prompt tokens wait already")
-
     async def stats(self) -> EngineStats:
         """Return the engine's counters; where a step takes long, as they were before it. The next two do so too."""
         return await self._latest("stats", EngineStats(), self.llm.stats)
@@ -258,10 +243,6 @@ class Service:
     def _publish_prefixes(self) -> None:
         if self._kv_events is not None:
             self._kv_events.publish(self.llm.take_prefix_events())
-
-    def _charge(self, tenant: str | None, prompt: int, answers: int) -> None:
-        self.quota.charge(tenant, prompt + answers)
-        self.metrics.count_tokens(tenant, prompt, answers)
 
 
 def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from safetensors.numpy import save
 
 from winnow.cache import CacheLayout
 from winnow.cache.accounting.prefix_chain import PrefixKey, Snapshot
-from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.layout import IntArray, round_up
 from winnow.values.json_values import dump_json
 
@@ -52,7 +51,7 @@ class PrefixFormat:
         # Kinds have their codecs with groups and rotations, which names do not tell.
         kinds = [(kind.key_size, kind.value_size, repr(kind.codec), repr(kind.form)) for kind in layout.kinds]
         rows = layout.heads, layout.kind_of[:, 0].tolist(), layout.block_size
-        self.made_for = dump_json([FORMAT, model, kinds, repr(layout.wide), rows])
+        self.made_for = dump_json([FORMAT, model, kinds, rows])
 
     def file_name(self, key: PrefixKey) -> str:
         return sha256(self.made_for.encode() + key).hexdigest() + SUFFIX
@@ -112,8 +111,6 @@ class PrefixFormat:
         end = int(notes.get("first", 0)) + len(token_ids)
         if lengths.max() > len(token_ids) or not ((positions >= 0) & (positions < end)).all():
             raise ValueError("it holds more than its tokens")
-        if "links" not in notes:
-            self._check_wide(tensors, len(token_ids))
 
     def _some_blocks(
         self, tensors: dict[str, NDArray[Any]], skip: int, num_tokens: int, num_blocks: int
@@ -141,23 +138,6 @@ class PrefixFormat:
                 out[name] = columns[:, skip : asked.stop].reshape(-1, *rest)
             out[f"accumulators.{number}"] = np.empty((0, rows * len(asked), size), dtype=np.float32)
         return out
-
-    def _check_wide(self, tensors: Mapping[str, NDArray[Any]], num_tokens: int) -> None:
-        layout = self._layout
-        vector = layout.head_dim * ITEM_BYTES[layout.wide.dtype]
-        for number, (layers, sinks, recent) in enumerate(layout.wide_windows(num_tokens)):
-            place = tensors.get(f"wide.{number}.place", np.empty(0))
-            count = len(place)
-            for name, shape, dtype in (
-                ("place", (count,), np.int64),
-                ("k", (len(layers), layout.num_kv_heads, count, vector), np.uint8),
-                ("v", (len(layers), layout.num_kv_heads, count, vector), np.uint8),
-                ("position", (len(layers), count), np.int32),
-            ):
-                if not _is(tensors.get(f"wide.{number}.{name}"), dtype, shape):
-                    raise ValueError(f"wide.{number}.{name} must be {np.dtype(dtype)} {shape}")
-            if count and not (place.min() >= 0 and place.max() < sinks + recent):
-                raise ValueError("something wide has no place")
 
     def _joined(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
         """Return tensors as `CacheLayout.host_bytes` lays them out."""

@@ -85,9 +85,6 @@ class EvictionRequest:
             rest of it, so windows end with them and not before the tail. None: 0.
         protect: what of the prompt is never evicted: positions as pairs (start, end), end excluded; {"images": True},
             its pictures; {"text": words}, all places where these words stand, letter by letter.
-        earlier_rounds: rounds that the prompt's front has been through, first to last, as pairs (tokens, KVs kept in
-            each row on average). What the last of them that is known has left, in the cache or saved, is compressed
-            once more, to this request's amount; where none is known, all is computed.
     """
 
     eviction: Any = None
@@ -97,7 +94,6 @@ class EvictionRequest:
     template_tail: int | None = parameter(None, Limits(0))
     answer_prefix: int | None = parameter(None, Limits(0))
     protect: Sequence[Any] = parameter((), most=MAX_PROTECT)
-    earlier_rounds: Sequence[tuple[int, int]] = parameter((), most=MAX_PROTECT)
 
 
 EVICTION_FIELDS = tuple(each.name for each in fields(EvictionRequest))

@@ -1,7 +1,6 @@
 """The formats in which KVs may be stored, by name, and how a user names them. Imports no torch."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from winnow.values.checks import check_integer, require
 
@@ -46,36 +45,6 @@ class KVDtype:
 
     def __str__(self) -> str:
         return self.k if self.k == self.v else f"k={self.k},v={self.v}"
-
-
-@dataclass(frozen=True)
-class WideParts:
-    """Value of `kv_wide`, KVs kept in 16 bits beside narrow ones: first layers, and else first and last tokens."""
-
-    layers: int = 0
-    sinks: int = 0
-    recent: int = 0
-    dtype: str = "bfloat16"
-
-    @classmethod
-    def parse(cls, text: str | None, name: str = "kv_wide") -> "WideParts":
-        """Read "layers=1,sinks=4,recent=64", or some of them; None: nothing. Raises ConfigError, which names `name`."""
-        what = "parts with counts, such as layers=1,sinks=4,recent=64"
-        parts: dict[str, Any] = {}
-        for part in () if text is None else text.split(","):
-            key, _, count = part.strip().partition("=")
-            known = key in ("layers", "sinks", "recent") and key not in parts
-            require(known and count.isdecimal() and len(count) < 7, name, what, text)
-            parts[key] = int(count)
-        return cls(**parts)
-
-    @property
-    def any(self) -> bool:
-        return bool(self.layers or self.sinks or self.recent)
-
-    def __str__(self) -> str:
-        parts = {"layers": self.layers, "sinks": self.sinks, "recent": self.recent}
-        return ",".join(f"{key}={count}" for key, count in parts.items() if count)
 
 
 def check_group(name: str, group: int | None) -> None:

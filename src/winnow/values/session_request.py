@@ -15,23 +15,15 @@ class SessionRequest:
 
     Attributes:
         name: of the session, unique within a tenant: 1 to 256 characters.
-        memory: bytes of the device beyond which its oldest turns are compressed; None: as the engine's.
         ttl: seconds for which it is kept once it is idle, and after which it is forgotten first; None: as it was.
         hint: the ttl is a wish: for as long it gives way to running requests alone.
-        system: tokens of the system prompt, which stays whole.
-        ages: it compresses the session, and is no turn of it.
-        turn: number of turns before it, where it ages.
         prefetch: nothing is generated: what files hold of the prompt comes back before the next turn.
         release: it is the last turn: the session is forgotten when it ends.
     """
 
     name: str
-    memory: int | None = None
     ttl: float | None = None
     hint: bool = False
-    system: int = 0
-    ages: bool = False
-    turn: int = 0
     prefetch: bool = False
     release: bool = False
 
@@ -43,11 +35,8 @@ class SessionRequest:
             value = getattr(self, field)
             require(isinstance(value, bool), field, "true or false", value, error)
         is_kept = self.ttl is not None and not self.hint
-        if self.prefetch and (self.release or is_kept or self.memory is not None):
-            raise error("prefetch goes without ttl, release and session_memory, which are a turn's")
-        if self.memory is not None:
-            sized = type(self.memory) is int and self.memory >= 0
-            require(sized, "session_memory", "bytes", self.memory, error)
+        if self.prefetch and (self.release or is_kept):
+            raise error("prefetch goes without ttl and release, which are a turn's")
         if self.ttl is not None:
             number = isinstance(self.ttl, int | float) and not isinstance(self.ttl, bool)
             require(number and 0 <= self.ttl <= MAX_TTL, "ttl", f"0 to {MAX_TTL} seconds", self.ttl, error)

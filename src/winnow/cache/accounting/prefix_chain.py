@@ -30,13 +30,11 @@ class PrefixChain:
         self.branches: set[int] = set()
         # Keys and rules of snapshots that may be there, by number of tokens, most first.
         self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
-        # The same of those that a round may compress once more, what the last round left first.
-        self.earlier: list[tuple[PrefixKey, Hashable]] = []
 
     def fork(self) -> "PrefixChain":
         child = PrefixChain(self.salt, self._block_size)
         child._last, child.links, child.snapshots = self._last, list(self.links), dict(self.snapshots)
-        child.earlier, child._parted = list(self.earlier), self._parted
+        child._parted = self._parted
         return child
 
     @property
@@ -56,7 +54,7 @@ class PrefixChain:
             self._last = _parted_key(self.key_after(whole))
             self._parted = whole, self._last
             del self.links[whole:]
-            self.snapshots, self.earlier = {}, []
+            self.snapshots = {}
 
     def num_exact(self, num_tokens: int) -> int:
         """Return how many of the first `num_tokens` tokens have KVs that follow from the tokens alone."""

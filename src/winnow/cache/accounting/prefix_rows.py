@@ -34,7 +34,7 @@ class PrefixRows:
         assert not rows.reserved[slot], "what is reserved is not shared"
         lengths = rows.layout.even_rows(self._index.num_tokens(keys) if num_tokens is None else num_tokens)
         self._require_pages(slot, lengths)
-        if rows.layout.has_prefix_state:
+        if rows.layout.state_bytes:
             rows.changes.copies.append(StateRestored(slot, tuple(keys)))
         self._begin(slot, lengths, self._index.hold(keys).T.ravel(), keys)
 
@@ -96,7 +96,7 @@ class PrefixRows:
         first = (index - (computed - lengths).clip(min=0) // size) * has_row
         positions = index * size, index * size + len(token_ids)
         resumable = resumable and self._rows.layout.state_bytes > 0
-        state_bytes = self._state_bytes(*positions, resumable=resumable)
+        state_bytes = self._rows.layout.state_bytes if resumable else 0
         blocks = self._rows.blocks([slot], first, first + has_row)
         is_new = self._index.put(
             key, token_ids, blocks, state_bytes, resumable=resumable, before=before, root=root
@@ -169,11 +169,10 @@ class PrefixRows:
         Returns:
             Keys of those that were not known, and for whose states there was room.
         """
-        kept, size = [], self._rows.layout.block_size
+        kept = []
         columns = blocks.reshape(-1, len(links))
         for number, (key, token_ids, resumable) in enumerate(links):
-            start = (first + number) * size
-            state_bytes = self._state_bytes(start, start + len(token_ids), resumable=resumable)
+            state_bytes = self._rows.layout.state_bytes if resumable else 0
             column = columns[:, number].copy()
             if self._index.put(key, token_ids, column, state_bytes, resumable=resumable, before=before):
                 kept.append(key)
@@ -187,7 +186,3 @@ class PrefixRows:
         assert not self._rows.lengths[slot].any(), "only an empty sequence begins with a prefix"
         if not self._rows.has_pages_for(slot, lengths):
             raise OutOfBlocksError(f"no table pages for rows of up to {lengths.max()} KVs in slot {slot}")
-
-    def _state_bytes(self, first: int, end: int, *, resumable: bool) -> int:
-        layout = self._rows.layout
-        return layout.wide_bytes_of(first, end) + (layout.state_bytes if resumable else 0)

@@ -1,13 +1,12 @@
 """Keys of the prefixes with which a sequence may begin, those of snapshots that policies leave included."""
 
-from collections.abc import Hashable, Iterator, Sequence as SequenceType
+from collections.abc import Hashable, Sequence as SequenceType
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from hashlib import sha256
 from typing import Any
 
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
-from winnow.engine.requests.request import Sequence
 from winnow.eviction import EvictionPolicy, SequenceEviction
 from winnow.values.json_values import dump_json, json_value
 from winnow.values.tenants import TenantName
@@ -18,7 +17,7 @@ class SessionRule:
     """Rule that a session's snapshot follows from besides its tokens: its own turns alone see it."""
 
     name: str
-    policy: EvictionPolicy | None
+    policy: EvictionPolicy
     spans: tuple[tuple[int, int], ...] = ()
 
 
@@ -27,24 +26,13 @@ def chain_of(
 ) -> PrefixChain:
     chain = PrefixChain(tenant or "", block_size)
     chain.extend(token_ids)
-    if eviction is not None:
-        chain.snapshots = snapshots_of(chain, token_ids, eviction)
-        rule = eviction.after
-        while rule is not None:
-            chain.earlier.append(_snapshot(chain, token_ids[: rule.context_len], rule, {}))
-            rule = rule.after
-    return chain
-
-
-def snapshots_of(
-    chain: PrefixChain, token_ids: SequenceType[int], eviction: SequenceEviction
-) -> dict[int, tuple[PrefixKey, Hashable]]:
-    """Return the keys and rules of the snapshots that a policy leaves, by number of tokens."""
     digests: dict[SequenceEviction, bytes] = {}
-    return {
-        computed: _snapshot(chain, token_ids[:computed], rule, digests)
-        for computed, rule in eviction.snapshots()
-    }
+    if eviction is not None:
+        chain.snapshots = {
+            computed: _snapshot(chain, token_ids[:computed], rule, digests)
+            for computed, rule in eviction.snapshots()
+        }
+    return chain
 
 
 def _snapshot(
@@ -59,23 +47,11 @@ def _snapshot(
     return chain.snapshot_key(token_ids, digests[rule]), replace(rule, passes=())
 
 
-def known_snapshots(sequence: Sequence) -> Iterator[tuple[int, PrefixKey, Hashable, SequenceEviction | None]]:
-    """Yield tokens, key and rule of all snapshots that may begin a sequence, and again the rule of an earlier one."""
-    assert sequence.prefix is not None, "who looks for a prefix has a chain"
-    for computed, (key, rule) in sequence.prefix.snapshots.items():
-        yield computed, key, rule, None
-    earlier = None if sequence.asked_eviction is None else sequence.asked_eviction.after
-    for key, rule in sequence.prefix.earlier:
-        assert earlier is not None, "the chain has as many"
-        yield earlier.context_len, key, rule, earlier
-        earlier = earlier.after
-
-
 def stored_accumulators(rule: Hashable) -> int | None:
     """Return accumulators per KV of a snapshot's file; None: who reads it cannot check its rule."""
     if isinstance(rule, SequenceEviction):
         return rule.policy.score.num_accumulators if is_portable(rule.policy) else None
-    return 0 if isinstance(rule, SessionRule) and rule.policy is None else None
+    return None
 
 
 def is_portable(policy: Any) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
-from winnow.engine.memory.chains import chain_of, is_portable, known_snapshots, stored_accumulators
+from winnow.engine.memory.chains import chain_of, is_portable, stored_accumulators
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import SequenceEviction
 from winnow.storage.prefix_files import DiskPart, PrefixFiles, SavedDocument, run_key
@@ -61,7 +61,8 @@ class FileLookup:
         return fetch or Fetch([], [])
 
     def _snapshot_fetch(self, sequence: Sequence) -> Fetch | None:
-        for computed, key, rule, _ in known_snapshots(sequence):
+        assert sequence.prefix is not None, "who looks for a prefix has a chain"
+        for computed, (key, rule) in sequence.prefix.snapshots.items():
             if self._index.knows(key):
                 return Fetch([], [])
             if (accumulators := stored_accumulators(rule)) is None:
@@ -133,8 +134,6 @@ class FileLookup:
         self, files: PrefixFiles, token_ids: list[int], chain: PrefixChain, count: int, most_tokens: int
     ) -> tuple[int, PrefixKey | None]:
         """Return tokens and key of the longest tail on disk with which a prompt continues after `count` blocks."""
-        if self._layout.wide.any and not self._layout.state_bytes:
-            return 0, None  # as in memory: first tokens of a block bring no KVs in 16 bits
         size = self._layout.block_size
         return files.longest_tail(
             chain, count, token_ids[count * size : min((count + 1) * size, most_tokens)]

@@ -32,7 +32,6 @@ class Memory:
         prefix_caching: False: no sequence begins with what another computed.
         host_bytes: most bytes of copies in host memory.
         saved, cached: see `FileStore`.
-        session_memory: bytes of the device that a session may take; None: no limit.
         costs: what copies and recomputing cost; None: they are measured.
         reuse_share: part of the tokens of placed spans that is computed again.
     """
@@ -47,7 +46,6 @@ class Memory:
         host_bytes: int = 0,
         saved: PrefixFiles | None = None,
         cached: PrefixFiles | None = None,
-        session_memory: int | None = None,
         costs: SwapCosts | None = None,
         reuse_share: float = 0.15,
     ) -> None:
@@ -55,7 +53,7 @@ class Memory:
         self.tenants = TenantTable(config.tenants)
         self.swap = Swap(executor, self.ledger, clock, self.tenants, costs or SwapCosts())
         self.files = FileStore(executor, self.ledger, saved, cached)
-        self.sessions = Sessions(self.ledger, clock, self.tenants, self.files, session_memory, prefix_caching)
+        self.sessions = Sessions(self.ledger, clock, self.files, prefix_caching)
         self.spans = SpanReuse(self.ledger, reuse_share)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.files, self.sessions, self.spans)
         self.room = Room(config, self.ledger, self.prefixes)

@@ -1,18 +1,17 @@
 """Who begins with KVs that another has computed, and who must have its blocks for itself."""
 
 from collections.abc import Callable, Iterable, Sequence as SequenceType
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, Snapshot
-from winnow.engine.memory.chains import SessionRule, chain_of, is_portable, known_snapshots, snapshots_of
+from winnow.engine.memory.chains import SessionRule, chain_of, is_portable
 from winnow.engine.memory.file_store import FileStore
 from winnow.engine.memory.sessions import Sessions
 from winnow.engine.memory.spans import SpanReuse
-from winnow.engine.requests.request import EARLIER_ROUND, KVState, Sequence
+from winnow.engine.requests.request import KVState, Sequence
 from winnow.errors import PrefixStoreError
-from winnow.eviction import SequenceEviction
 from winnow.storage.prefix_files import PrefixFiles
 from winnow.values.reuse import EXACT
 
@@ -29,13 +28,11 @@ class FoundPrefix:
 
     Attributes:
         state: of the sequence then, less its slot.
-        earlier: the rule of the snapshot, if the policy compresses it once more.
     """
 
     state: KVState = field(default_factory=KVState)
     keys: tuple[PrefixKey, ...] = ()
     snapshot: Snapshot | None = None
-    earlier: SequenceEviction | None = None
 
     def __bool__(self) -> bool:
         return self.state.num_computed > 0
@@ -78,18 +75,17 @@ class PrefixSharing:
         if self._ledger.layout.state_bytes:
             chain.branches.add(len(keys) * self._ledger.layout.block_size)
             keys = index.longest_resumable(chain, keys, sequence.prefix_ids, most)
-        elif sequence.eviction is None and not self._ledger.layout.wide.any:
+        elif sequence.eviction is None:
             tail = index.common_tail(chain, keys, sequence.prefix_ids, most)
             if tail is not None:
                 computed = index.num_tokens(keys) + tail[1]
                 keys.append(tail[0])
-        computed, (snapshot, earlier) = computed or index.num_tokens(keys), self._snapshot(sequence)
+        computed, snapshot = computed or index.num_tokens(keys), self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
             # A session's last round lies further back, so that the next one may come at once.
-            last = computed - isinstance(snapshot.rule, SessionRule) if earlier is None else EARLIER_ROUND
-            state = KVState(None, computed, last, snapshot.num_rounds)
-            return FoundPrefix(state, snapshot=snapshot, earlier=earlier)
+            last = computed - isinstance(snapshot.rule, SessionRule)
+            return FoundPrefix(KVState(None, computed, last, snapshot.num_rounds), snapshot=snapshot)
         return FoundPrefix(KVState(None, computed), tuple(keys))
 
     def _parted(
@@ -127,14 +123,13 @@ class PrefixSharing:
         keys: list[PrefixKey] = []
         for sequence in islice(waiting, _LOOKED_AT):
             if _takes_part(sequence):
-                self._known_chain(sequence)
-                keys += (key for _, key, _, _ in known_snapshots(sequence))
+                keys += (key for key, _ in self._known_chain(sequence).snapshots.values())
         index.want(keys)
 
     def num_wanted(self, sequence: Sequence) -> int:
         """Return blocks of compressed prefixes that other waiting sequences begin with, and no running one holds."""
-        own = () if sequence.prefix is None else [key for _, key, _, _ in known_snapshots(sequence)]
-        return self._ledger.prefixes.num_wanted(own)
+        own = {} if sequence.prefix is None else sequence.prefix.snapshots
+        return self._ledger.prefixes.num_wanted([key for key, _ in own.values()])
 
     def is_worth_waiting(
         self, sequence: Sequence, found: FoundPrefix, count: int, running: SequenceType[Sequence]
@@ -147,7 +142,6 @@ class PrefixSharing:
     def adopt(self, sequence: Sequence, found: FoundPrefix, count: int) -> None:
         """Give a sequence, which has just got its slot and computes `count` tokens next, the prefix found for it."""
         request, index, slot = sequence.request, self._ledger.prefixes, sequence.kv.running_slot
-        self._let_follow(sequence, found)
         if found.snapshot is not None:
             if isinstance(found.snapshot.rule, SessionRule) and sequence.prefix is not None:
                 sequence.prefix.snapshots = {}  # what its rounds leave is not what others' would
@@ -306,18 +300,7 @@ class PrefixSharing:
         most = sequence.num_tokens - 1  # logits come from the last one
         if sequence.forks:
             most = min(most, sequence.request.fork_at - 1)
-        # Blocks bring no recent KVs in 16 bits: those are the last ones of what is left to compute.
-        most = min(most, sequence.num_tokens - self._ledger.layout.wide.recent)
         return _num_shareable(sequence, most)
-
-    def _let_follow(self, sequence: Sequence, found: FoundPrefix) -> None:
-        """Let a sequence's rule say what its KVs follow from: the earlier rounds that it asks for may be unknown."""
-        eviction = sequence.eviction
-        if eviction is None or eviction.after is found.earlier or (found.snapshot and not found.earlier):
-            return
-        sequence.eviction = eviction = replace(eviction, after=found.earlier)
-        if sequence.prefix is not None:
-            sequence.prefix.snapshots = snapshots_of(sequence.prefix, sequence.prefix_ids, eviction)
 
     def _state_points(self, sequence: Sequence, computed: int) -> set[int]:
         """Return numbers of tokens above `computed` after which the states of a prompt's layers are kept."""
@@ -367,22 +350,14 @@ class PrefixSharing:
             theirs.branches.add(end * size)
         return end * size - known if end > first else 0
 
-    def _snapshot(self, sequence: Sequence) -> tuple[Snapshot | None, SequenceEviction | None]:
-        """Return the known snapshot of most tokens of a waiting sequence, and its rule if that is an earlier one."""
-        for computed, key, rule, earlier in known_snapshots(sequence):
+    def _snapshot(self, sequence: Sequence) -> Snapshot | None:
+        """Return the known snapshot of most tokens of a waiting sequence."""
+        assert sequence.prefix is not None, "who looks for a prefix has a chain"
+        for computed, (key, rule) in sequence.prefix.snapshots.items():
             found = self._ledger.prefixes.snapshot(key, sequence.prefix_ids[:computed], rule)
-            if found is None or not self._ledger.prefix_rows.has_pages_for(found):
-                continue
-            if earlier is None or self._is_worth_a_round(sequence, found):
-                return found, earlier
-        return None, None
-
-    def _is_worth_a_round(self, sequence: Sequence, found: Snapshot) -> bool:
-        """Return whether a policy's round has anything to do in the KVs of a snapshot and the context behind them."""
-        if (eviction := sequence.eviction) is None:
-            return False
-        layers = list(self._ledger.layout.evictable)
-        return found.lengths[layers].mean() + eviction.context_len - found.num_tokens > eviction.target
+            if found is not None and self._ledger.prefix_rows.has_pages_for(found):
+                return found
+        return None
 
 
 def _takes_part(sequence: Sequence) -> bool:

@@ -28,14 +28,10 @@ class Session:
 
     Attributes:
         token_ids: int64 [n], all that were computed.
-        turns: numbers of tokens at which its turns begin.
         snapshot: the key of what rounds left of the first tokens; None: all are kept as they were computed.
         num_compressed: how many these are.
-        rule: of the snapshot; a policy of None has compressed it for its age, and any request continues with it.
+        rule: of the snapshot.
         keys: under which the index may hold it, those of the first tokens first.
-        whole_from: the first token behind which compressions for its age have left everything.
-        outgrown: it is larger than its `memory`, and cannot be compressed to it; the prefix cache keeps it as it keeps
-            any prefix.
         kept: no room is made of it until `kept_until`, where it is idle; else it gives way after others.
     """
 
@@ -44,19 +40,13 @@ class Session:
     chain: PrefixChain
     token_ids: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     images: tuple[PromptImage, ...] = ()
-    turns: list[int] = field(default_factory=lambda: [0])
-    system: int = 0
     snapshot: PrefixKey | None = None
     num_compressed: int = 0
     rule: SessionRule | None = None
-    whole_from: int = 0
-    memory: int | None = None
-    outgrown: bool = False
     kept: bool = False
     kept_until: float = 0.0
     last_used: float = 0.0
     num_turns: int = 0
-    aging: bool = False
     keys: list[PrefixKey] = field(default_factory=list)
 
     @property
@@ -121,7 +111,7 @@ class Retention:
             return
         self.expire()
         layout, ledger = self._ledger.layout, self._ledger
-        parts = layout.has_windows or layout.has_prefix_state or layout.value_tier is not None
+        parts = layout.has_windows or layout.state_bytes or layout.value_tier is not None
         if parts or request.sequences[0].eviction is not None or not (alone and self._caching):
             raise InvalidRequestError(
                 "ttl needs prefix caching, a model whose layers keep KVs alone, on the device, and one answer without "
@@ -185,7 +175,7 @@ class Retention:
     def _blocks_to_keep(self, request: Request) -> int:
         """Return the most blocks that the session of a request holds when that has ended; 0: it is not kept."""
         terms, session = request.session, self._sessions.get(session_key(request))
-        if terms is None or terms.ages or terms.release or terms.prefetch:
+        if terms is None or terms.release or terms.prefetch:
             return 0
         kept = session is not None and session.kept
         if terms.ttl is not None and not terms.hint:

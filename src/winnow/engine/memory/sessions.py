@@ -1,4 +1,4 @@
-"""Whose conversations continue, as handles on what the prefix index holds of their last states; and how they age."""
+"""Whose conversations continue, as handles on what the prefix index holds of their last states."""
 
 import logging
 from collections import Counter, OrderedDict
@@ -8,24 +8,15 @@ from itertools import islice
 
 import numpy as np
 
-from winnow.attention import Smoothing
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
-from winnow.cache.layout import CacheLayout
 from winnow.engine.memory.chains import SessionRule
 from winnow.engine.memory.file_store import FileStore
-from winnow.engine.memory.session import Retention, Session, SessionKey, own_keys, session_key
-from winnow.engine.requests.new_request import NewRequest
-from winnow.engine.requests.request import Request, Sequence
+from winnow.engine.memory.session import Retention, Session, SessionKey, own_keys
+from winnow.engine.requests.request import Sequence
 from winnow.eviction import EvictionPolicy
-from winnow.eviction.budgets import AdaptiveRows
-from winnow.eviction.policy import Keep, When
-from winnow.eviction.scores import Leverage
 from winnow.outputs import SessionStats
-from winnow.sampling import SamplingParams
-from winnow.values.session_request import SessionRequest
-from winnow.values.tenants import TenantName, TenantTable
-from winnow.values.units import format_bytes
+from winnow.values.tenants import TenantName
 
 _log = logging.getLogger("winnow")
 
@@ -38,50 +29,34 @@ class Sessions:
     """Table of sessions. A session holds no memory: it names prefixes in the index, which may be evicted.
 
     A request of a session begins with the longest prefix that is known, to the last common token; where rounds have
-    compressed the session, with what they left, if all its tokens and its policy are the same. A session of more than
-    `memory` bytes has its oldest turns compressed (None: no limit); one that cannot be so small is left to the prefix
-    cache. Beyond what one of `tenants` may take, the least recently used of it are forgotten.
+    compressed the session, with what they left, if all its tokens and its policy are the same.
     """
 
     def __init__(
-        self,
-        ledger: Ledger,
-        clock: Callable[[], float],
-        tenants: TenantTable,
-        files: FileStore,
-        memory: int | None = None,
-        caching: bool = False,
+        self, ledger: Ledger, clock: Callable[[], float], files: FileStore, caching: bool = False
     ) -> None:
         self._ledger, self._clock, self._files = ledger, clock, files
-        self._memory, self._tenants = memory, tenants
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
         self.retention = Retention(ledger, clock, files, self._sessions, caching)
-        self._due: list[Session] = []
-        self.reused_tokens = self.num_compressions = self.num_dropped = self.num_released = 0
-        self.num_outgrown = 0
+        self.reused_tokens = self.num_dropped = self.num_released = 0
 
     def continue_chain(self, sequence: Sequence, chain: PrefixChain) -> None:
         """Add the compressed state of its session to a sequence's chain, if the sequence may continue from it."""
-        session, terms = self._of(sequence), sequence.request.session
-        if terms is not None and terms.ages:
-            chain.snapshots = {}  # what its round leaves is no other's prefix
+        session = self._of(sequence)
         if session is None or session.snapshot is None or session.rule is None:
             return
         length, rule, eviction = session.num_compressed, session.rule, sequence.eviction
         if length >= sequence.num_tokens or sequence.prefix_ids[:length] != session.prefix_ids[:length]:
             return
-        if rule.policy is not None:
-            protected = () if eviction is None else [span for span in eviction.spans if span[0] < length]
-            if eviction is None or eviction.policy != rule.policy or not set(protected) <= set(rule.spans):
-                return
-        elif eviction is not None and not continues(eviction.policy):
+        if eviction is None or eviction.policy != rule.policy:
+            return
+        if not {span for span in eviction.spans if span[0] < length} <= set(rule.spans):
             return
         snapshots = {**chain.snapshots, length: (session.snapshot, rule)}
         chain.snapshots = dict(sorted(snapshots.items(), reverse=True))
 
     def count_hit(self, sequence: Sequence) -> None:
-        terms = sequence.request.session
-        if terms is not None and not terms.ages and self._of(sequence) is not None:
+        if self._of(sequence) is not None:
             self.reused_tokens += sequence.kv.num_computed
 
     def end_turn(self, sequence: Sequence) -> None:
@@ -93,57 +68,30 @@ class Sessions:
         if not 1 < computed <= sequence.num_tokens:
             return
         key = request.tenant, terms.name
-        session = self._sessions.pop(key, None)
-        if session is None and terms.ages:  # it was dropped meanwhile
-            return
-        session = session or Session(terms.name, request.tenant, chain)
+        session = self._sessions.pop(key, None) or Session(terms.name, request.tenant, chain)
         self._sessions[key] = session
-        if terms.ages and session.num_turns != terms.turn:  # another turn came first
-            session.aging = False
-            return
         chain.extend(sequence.prefix_ids[:computed])
-        before = set(session.keys) if session.snapshot is None else set()
         self._renew_snapshot(session, sequence, chain)
         session.chain = chain
         session.token_ids = np.array(sequence.token_ids[:computed], dtype=np.int64)
         session.images = request.images
         session.note_keys(self._ledger.layout.block_size)
-        if terms.ages:
-            session.aging = False
-            if session.snapshot is not None:
-                self.num_compressions += 1
-                self._discard(session, before)
-        else:
-            session.turns = [turn for turn in session.turns if turn < computed] + [computed]
-            session.system = terms.system
-            session.num_turns += 1
-            session.last_used = self._clock()
-            session.memory = terms.memory if terms.memory is not None else self._memory
-            self.retention.renew(session, terms)
+        session.num_turns += 1
+        session.last_used = self._clock()
+        self.retention.renew(session, terms)
         self._ledger.prefixes.touch(session.keys)
         self.retention.pin()
-        self._keep_budgets(session, may_age=not terms.ages)
+        for each in [*islice(self._sessions.values(), max(len(self._sessions) - MAX_SESSIONS, 0))]:
+            if not each.kept:
+                self.num_dropped += 1
+                self.drop(each.name, each.tenant)
 
     def release(self, sequence: Sequence) -> None:
         """Keep the session of a sequence that has ended for its ttl, or forget it, if that was its last turn."""
         terms = sequence.request.session
-        sequence.request.outgrown = self.is_outgrown(sequence.request)
         self.retention.end(sequence.request)
         if terms is not None and terms.release:
             self.num_released += self.drop(terms.name, sequence.request.tenant)
-
-    def next_aging(self) -> NewRequest | None:
-        """Return a request that compresses a session's oldest turns; None: none is due."""
-        while self._due:
-            session = self._due.pop(0)
-            known = self._sessions.get((session.tenant, session.name)) is session
-            if session.memory is None or session.aging or not known:
-                continue
-            if (request := aging_request(session, self._ledger.layout)) is not None:
-                session.aging = True
-                return request
-            self._leave_to_cache(session)
-        return None
 
     def list(self, tenant: TenantName = None, *, all_tenants: bool = False) -> "list[SessionStats]":
         found = [s for s in reversed(self._sessions.values()) if all_tenants or s.tenant == tenant]
@@ -170,31 +118,18 @@ class Sessions:
         if session.snapshot is not None and index.knows(session.snapshot):
             index.drop(session.snapshot)
         session.snapshot = session.rule = None
-        if not kv.last_round:
-            return
-        terms = sequence.request.session
-        aged = eviction is None or (terms is not None and terms.ages)
-        if eviction is not None and not continues(eviction.policy):
+        if not kv.last_round or eviction is None or not continues(eviction.policy):
             return
         slot, computed = kv.running_slot, kv.num_computed
         # What the index holds of it is another's prefix.
         if not self._ledger.own_or_forget(slot):
             return
-        if aged:
-            # A round for its age comes between the last two tokens. Both are computed once more for it: a sequence
-            # that begins where its round is due would pass it.
-            last = 1 if eviction is not None else 2
-            self._ledger.take_back([slot], [last])
-            computed -= last
         token_ids = sequence.prefix_ids[:computed]
         key = chain.snapshot_key(token_ids, sha256(b"session" + session.name.encode()).digest())
-        rule = SessionRule(session.name, None)
-        if eviction is not None and not aged:
-            rule = SessionRule(session.name, eviction.policy, eviction.spans)
+        rule = SessionRule(session.name, eviction.policy, eviction.spans)
         self._ledger.prefix_rows.take_snapshot(slot, key, token_ids, rule, kv.num_rounds)
         if index.knows(key):
             session.snapshot, session.rule, session.num_compressed = key, rule, computed
-            self._files.put_snapshot(key)
 
     def _discard(self, session: Session, keys: set[PrefixKey]) -> None:
         index = self._ledger.prefixes
@@ -203,59 +138,6 @@ class Sessions:
 
     def _bytes(self, session: Session) -> int:
         return self._ledger.prefixes.bytes_of(session.keys)
-
-    def _keep_budgets(self, session: Session, *, may_age: bool) -> None:
-        """Compress a session that is too large, or forget it, and the least recently used ones of its tenant."""
-        if session.memory is not None and self._bytes(session) > session.memory:
-            if may_age:
-                self._due.append(session)
-            else:  # compressed as far as it may be
-                self._leave_to_cache(session)
-        else:
-            session.outgrown = False
-        for each in [*islice(self._sessions.values(), max(len(self._sessions) - MAX_SESSIONS, 0))]:
-            self._drop_for_room(each)
-        limit = self._tenants.of(session.tenant).session_memory
-        if limit is None:
-            return
-        own = [s for s in self._sessions.values() if s.tenant == session.tenant]
-        total = sum(map(self._bytes, own))
-        for each in sorted(own, key=lambda s: s.kept_until > self._clock()):
-            if total <= limit:
-                return
-            total -= self._bytes(each)
-            self._drop_for_room(each)
-
-    def leave_whole(self, new: NewRequest) -> None:
-        """Leave the session of a compression that was refused as it is."""
-        assert new.session is not None, "it is a session's"
-        if (session := self._sessions.get((new.tenant, new.session.name))) is not None:
-            self._leave_to_cache(session)
-
-    def is_outgrown(self, request: Request) -> bool:
-        session = self._sessions.get(session_key(request))
-        return session is not None and session.outgrown
-
-    def _leave_to_cache(self, session: Session) -> None:
-        """Let a session be larger than its memory, for computing it anew would cost more; the prefix cache makes room
-        of it like of any prefix."""
-        session.aging = False
-        if not session.outgrown:
-            session.outgrown = True
-            self.num_outgrown += 1
-            assert session.memory is not None, "else nothing is too large"
-            _log.warning(
-                "session %r has %d tokens, %s, and its turns cannot be compressed to its session_memory of %s: the "
-                "prefix cache keeps it, as long as it has room",
-                *(session.name, len(session.token_ids)),
-                *(format_bytes(self._bytes(session)), format_bytes(session.memory)),
-            )
-
-    def _drop_for_room(self, session: Session) -> None:
-        session.aging = False
-        if not session.kept:
-            self.num_dropped += 1
-            self.drop(session.name, session.tenant)
 
     def _tier(self, session: Session) -> str:
         # The end of a prefix gives way before its front.
@@ -273,7 +155,6 @@ class Sessions:
             num_tokens=len(session.token_ids),
             num_turns=session.num_turns,
             compressed=session.snapshot is not None,
-            outgrown=session.outgrown,
             idle_seconds=self._clock() - session.last_used,
             retained_seconds=max(session.kept_until - self._clock(), 0.0),
         )
@@ -284,66 +165,3 @@ def continues(policy: EvictionPolicy) -> bool:
     learnt of queries beside KVs is not kept, and a replay repeats tokens whose KVs are gone."""
     score = policy.score
     return not score.needs.probes and score.replay is None and policy.compact is None
-
-
-AGING_PRIORITY = -(2**62)
-"""Behind all that clients may ask for."""
-_SINKS = 4
-_MOST_COMPRESSION = 8
-"""Tokens of old turns per KV that stays, at most: beyond it answers suffer, and a session goes as a whole."""
-_FILLED = 0.75
-"""Part of its budget that a session is compressed to, so that it has room for turns to come."""
-# By keys alone, which is known without any query: leverage costs no replay, and no accumulators.
-_AGING = EvictionPolicy(
-    Leverage(pool=Smoothing(3, "average")), AdaptiveRows(), Keep(sinks=_SINKS), When(after_prefill=True)
-)
-
-
-def aging_request(session: Session, layout: CacheLayout) -> NewRequest | None:
-    """Return a request whose prompt is a session's tokens, all of which it finds, with a round before the last. None:
-    the session cannot be compressed, or not to the `memory` that it may take."""
-    length = len(session.token_ids)
-    foreign = session.rule is not None and session.rule.policy is not None
-    # The state of a recurrent layer cannot be taken back to where a round leaves off.
-    fixed = layout.has_windows or layout.value_tier is not None or layout.state_bytes
-    if foreign or fixed or session.memory is None:
-        return None
-    whole = layout.device_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(layout.block_size))))
-    budget = int(_FILLED * session.memory * layout.block_size / whole)
-    spans = _kept_whole(session, budget)
-    if spans is None:
-        return None
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=1,
-        detokenize=False,
-        eviction=_AGING,
-        kv_budget=min(budget, length - 1),
-        context_tokens=length - 1,
-        protect=spans,
-    )
-    session.whole_from = spans[-1][0]
-    return NewRequest(
-        f"session-{session.tenant or ''}-{session.name}-{session.num_turns}",
-        None,
-        session.token_ids.tolist(),
-        params,
-        AGING_PRIORITY,
-        session.tenant,
-        final_only=True,
-        session=SessionRequest(session.name, session.memory, ages=True, turn=session.num_turns),
-        images=session.images,
-    )
-
-
-def _kept_whole(session: Session, budget: int) -> tuple[tuple[int, int], ...] | None:
-    """Return spans that a budget, in KVs a row, leaves whole: the system prompt, and the last two turns or one. None:
-    even so too little would stay of the others."""
-    length = len(session.token_ids) - 1
-    for begin in session.turns[-3:-1]:
-        begin = min(max(begin, session.whole_from, session.system), length - 1)
-        spans = ((0, session.system), (begin, length)) if session.system else ((begin, length),)
-        protected = session.system + length - begin
-        if protected + _SINKS + (length - protected) // _MOST_COMPRESSION < budget:
-            return spans
-    return None

@@ -18,9 +18,6 @@ from winnow.values.images import PromptImage, cut_run, prefix_ids
 from winnow.values.reuse import EXACT
 from winnow.values.session_request import SessionRequest
 
-EARLIER_ROUND = -1
-"""`KVState.last_round` of KVs that an earlier round left, which its own policy has yet to compress once more."""
-
 
 @dataclass
 class KVState:
@@ -31,7 +28,7 @@ class KVState:
         host_id: of its copy in host memory, while it waits; it has no slot then, and the other fields say what the copy
             holds.
         num_computed: tokens of the sequence that are computed.
-        last_round: their number at the last round of eviction; 0: there was none; or `EARLIER_ROUND`.
+        last_round: their number at the last round of eviction; 0: there was none.
         num_rounds: how many rounds these KVs have seen.
         passes_done: passes of the replay that were computed and dropped.
         replayed: tokens of the next pass that are in the cache, behind the context.
@@ -96,8 +93,6 @@ class Request:
     error: str | None = None
     """Fault of the prompt's logits or their texts; ends each answer with its first token."""
     reserved_tokens: int | None = None
-    outgrown: bool = False
-    """Whether its conversation is larger than its session_memory."""
     session: SessionRequest | None = None
     images: tuple[PromptImage, ...] = ()
     documents: tuple[tuple[int, int], ...] = ()

@@ -13,7 +13,6 @@ from typing import Any
 
 from winnow.config import SchedulerConfig
 from winnow.engine.requests.request import Request, Sequence
-from winnow.errors import QueueFullError
 from winnow.values.tenants import OTHERS, TenantName
 
 _TOKENS_A_LEVEL = 1000
@@ -216,16 +215,3 @@ class WaitingQueue:
         """Return all, in order. The queue must not change meanwhile."""
         ranked = (zip(repeat(self.order.tenant_rank(t)), entries) for t, entries in self._tenants.items())
         return (sequence for _, (_, sequence) in merge(*ranked, key=lambda each: (each[0], each[1][0])))
-
-    def require_room(self, num_tokens: int, max_requests: int | None, max_tokens: int | None) -> None:
-        """Raise QueueFullError, with need and limit, if a request may not wait here. An empty queue takes any."""
-        if max_requests is not None and len(self) >= max_requests:
-            raise QueueFullError(
-                f"the queue is full: {len(self)} requests wait, and max_queued_requests is {max_requests}; "
-                "try again later"
-            )
-        if max_tokens is not None and len(self) and self.num_tokens + num_tokens > max_tokens:
-            raise QueueFullError(
-                f"the queue is full: the request has {num_tokens} tokens, {self.num_tokens} wait, and "
-                f"max_queued_tokens is {max_tokens}; try again later"
-            )

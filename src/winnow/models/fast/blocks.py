@@ -33,19 +33,7 @@ _ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class WideLayers:
-    """Choice of the linear layers that stay wide where those of decoder layers and head are quantized."""
-
-    wide_head: bool = False
-    wide_ends: bool = False  # True: those of the first and the last decoder layer
-
-    def of_layer(self, index: int, num_layers: int) -> bool:
-        """Return whether the linear layers of a decoder layer are quantized."""
-        return not (self.wide_ends and index in (0, num_layers - 1))
-
-
-@dataclass(frozen=True)
-class LibraryLayers(WideLayers, ABC):
+class LibraryLayers(ABC):
     """Choice of the linear layers that a library multiplies on a GPU: a plug-in's, by `winnow.weights`."""
 
     weight_dtype: str = "int8"
@@ -56,7 +44,7 @@ class LibraryLayers(WideLayers, ABC):
 
 
 @dataclass(frozen=True)
-class BlockWeights(WideLayers):
+class BlockWeights:
     """Choice of the linear layers whose weights are in blocks, for CPUs."""
 
     kind: str | None = None  # name of their blocks in llama.cpp; None: those of the model's file
@@ -69,7 +57,7 @@ class BlockWeights(WideLayers):
         if config.weight_dtype == "auto":
             return cls() if kept else None
         kind = "Q4_0" if config.weight_dtype == "q4_0" else "Q8_0"
-        return cls("head" in config.weight_wide, "ends" in config.weight_wide, kind)
+        return cls(kind)
 
     @property
     def weight_dtype(self) -> str:
@@ -280,10 +268,7 @@ def _nan_parameter(shape: Sequence[int], like: Tensor) -> nn.Parameter:
 def round_to_blocks(model: Any, num_layers: int, blocks: BlockWeights) -> None:
     """Round the weights of a model of transformers to what blocks hold, in place, its embedding with its head."""
     layers = decoder_layers(model, num_layers)
-    parts: list[Any] = [layer for i, layer in enumerate(layers) if blocks.of_layer(i, len(layers))]
-    if not blocks.wide_head:
-        parts.append(model.get_output_embeddings())
-    for part in parts:
+    for part in (*layers, model.get_output_embeddings()):
         for module in part.modules():
             if type(module) is nn.Linear:
                 _round([module], blocks)

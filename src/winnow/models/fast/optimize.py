@@ -102,20 +102,21 @@ def optimize_model(
         linears = [part for part in layer.modules() if type(part) is nn.Linear]
         kept = [own.data for part in layer.modules() for own in getattr(part, "kept_blocks", {}).values()]
         weights = [*kept, *(part.weight for part in linears if own_blocks(part) is None)]
-        quantized = blocks is not None and blocks.of_layer(index, len(layers))
-        make_linear = narrow if quantized else plain
+        make_linear = plain if blocks is None else narrow
         fused: FusedLayer | str = _SEVERAL
         if not (geometry.states or geometry.by_layer):
             with widened(layer):
                 fused = fuse_layer(
-                    layer, call, shape, layer_kernels, make_linear, tolerance=off if quantized else None
+                    layer, call, shape, layer_kernels, make_linear, tolerance=None if blocks is None else off
                 )
         if isinstance(fused, FusedLayer):
             layers[index] = fused
         else:
             unfused[index] = fused
             with widened(layer):
-                _pack_layer(layer, call, layer_kernels, make_linear, tolerance=off if quantized else None)
+                _pack_layer(
+                    layer, call, layer_kernels, make_linear, tolerance=None if blocks is None else off
+                )
         release_pages(weights)
     base = text_part(model)
     norm = read_norm(getattr(base, "norm", None), hidden_size)
@@ -125,8 +126,7 @@ def optimize_model(
             base.norm = FusedNorm(norm, layer_kernels)
         last.last_layer_only_wanted = True
         last.last_layer_only_wanted = selection_is_harmless(model, trained_len)
-    narrow_head = blocks is not None and not blocks.wide_head
-    _pack_head(model, layer_kernels, [narrow, plain] if narrow_head else [plain], trained_len)
+    _pack_head(model, layer_kernels, [plain] if blocks is None else [narrow, plain], trained_len)
     widen_for_good(model)
     trim_heap()
     try:
@@ -158,8 +158,7 @@ def _fuse_for_gpu(
     several = bool(geometry.states or geometry.by_layer)
     calls = [] if several and library is None else record_calls(model, layers, trained_len)
     for index, call in enumerate(calls):
-        narrow = library is not None and library.of_layer(index, len(layers))
-        make_linear = library.join if library is not None and narrow else join_linears
+        make_linear = join_linears if library is None else library.join
         with widened(layers[index]):
             fused: FusedLayer | str = _SEVERAL
             if not several:
@@ -169,17 +168,17 @@ def _fuse_for_gpu(
                     shape,
                     passes,
                     make_linear,
-                    tolerance=ROUNDED_TOLERANCE if narrow else None,
+                    tolerance=None if library is None else ROUNDED_TOLERANCE,
                 )
             if isinstance(fused, FusedLayer):
                 layers[index] = fused
                 continue
             unfused[index] = fused
-            if narrow:
+            if library is not None:
                 _pack_layer(layers[index], call, None, make_linear, tolerance=ROUNDED_TOLERANCE)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     own = type(head) is nn.Linear and head.weight is not embedding.weight
-    if library is not None and own and not library.wide_head:
+    if library is not None and own:
         model.set_output_embeddings(library.join([head]))
     widen_for_good(model)
     if several:
@@ -223,7 +222,7 @@ def _pack_kept_ends(
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     of_head, rows = own_blocks(head), own_blocks(embedding)
     packed = None
-    if of_head is not None and not blocks.wide_head:
+    if of_head is not None:
         model.set_output_embeddings(make_linear([head]))
         packed = model.get_output_embeddings().packed
     if rows is not None:

@@ -8,7 +8,6 @@ from winnow.cache.layout import CacheLayout
 from winnow.config import CacheConfig
 from winnow.errors import ConfigError
 from winnow.values.checks import require
-from winnow.values.kv_dtype import PLAIN_FORMATS
 from winnow.values.value_tier import ValueTier
 
 
@@ -37,31 +36,22 @@ def configured_layout(
         latent: values are parts of their keys, which are latents.
     """
     kind = config.kv_dtype.resolved(dtype)
-    wide = replace(config.wide_parts, dtype="float16" if dtype == "float32" else dtype)
-    require(
-        wide.layers < num_layers, "kv_wide", f"fewer layers than the model's {num_layers}", config.kv_wide
-    )
-    if wide.any and {kind.k, kind.v} <= set(PLAIN_FORMATS):
-        raise ConfigError(
-            f"kv_wide={wide} keeps KVs in 16 bits beside a kv_cache_dtype of fewer, got {kind}: leave it out"
-        )
     tier = config.tier
     if tier is not None:
         what = f"fewer layers than the model's {num_layers}"
         require(tier.layers < num_layers, "value_tier: L", what, tier.layers)
     bias = bias or config.kv_bias
     codec = make_codec(kind, config.kv_group, config.kv_rotate, bias)
-    if bias and (wide.any or tier is not None):
-        option, value = ("kv_wide", wide) if wide.any else ("value_tier", tier)
+    if bias and tier is not None:
         raise ConfigError(
-            f"{option} does not go with kv_bias, or a policy with compact, whose values are fitted in blocks on the "
-            f"device, got {option}={value}: leave one out"
+            "value_tier does not go with kv_bias, or a policy with compact, whose values are fitted in blocks on the "
+            f"device, got value_tier={tier}: leave one out"
         )
     if latent:
         codec = _of_latents(codec, tier)
     sizes = num_layers, num_kv_heads, head_dim, config.block_size
     layout = CacheLayout.even(
-        *sizes, codec, num_accumulators, windows, chunk, wide, tier, shapes, values_in_keys=latent
+        *sizes, codec, num_accumulators, windows, chunk, tier, shapes, values_in_keys=latent
     )
     for each in layout.kinds:
         _ = each.form

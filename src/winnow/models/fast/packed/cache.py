@@ -109,7 +109,7 @@ class CacheEntry:
             key = [
                 [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats],
                 sampled_digest(files),
-                [config.dtype, config.weight_dtype, config.weight_wide, str(own)],
+                [config.dtype, config.weight_dtype, str(own)],
                 [FORMAT, sys.version_info[:2], *map(version, _PACKAGES), extension_identity()],
                 [os.environ.get(ISA_VARIABLE), instruction_sets(), block_instruction_sets()],
             ]

@@ -73,9 +73,7 @@ def _check_options(path: Path, description: Description, config: ModelConfig) ->
     blocks = BlockWeights.of(config)
     if blocks is not None and blocks != description.blocks:
         packed = "weight_dtype auto" if description.blocks is None else f"{description.blocks}"
-        raise ConfigError(
-            f"weight_dtype and weight_wide must be those in which {path} is packed, {packed}, got {blocks}"
-        )
+        raise ConfigError(f"weight_dtype must be that in which {path} is packed, {packed}, got {blocks}")
     require(config.device in ("auto", "cpu"), "device", f"cpu, for which {path} is packed", config.device)
     plain, what = config.load_format == "auto", f"auto for {path}, which is packed"
     require(plain, "load_format", what, config.load_format)
