@@ -27,7 +27,7 @@ void bind_types(nb::module_ &m) {
       .value("Q5_1", BlockKind::q5_1).value("Q8_0", BlockKind::q8_0).value("Q2_K", BlockKind::q2_k)
       .value("Q3_K", BlockKind::q3_k).value("Q4_K", BlockKind::q4_k).value("Q5_K", BlockKind::q5_k)
       .value("Q6_K", BlockKind::q6_k).value("IQ4_NL", BlockKind::iq4_nl).value("MXFP4", BlockKind::mxfp4)
-      .value("F8_E4M3", BlockKind::f8_e4m3);
+      .value("F8_E4M3", BlockKind::f8_e4m3).value("IQ4_XS", BlockKind::iq4_xs);
 
   nb::class_<RawBlocks>(m, "RawBlocks")
       .def("__init__", &make<RawBlocks, BlockKind, Address, int64_t, int64_t>, "kind"_a, "data"_a, "in_features"_a,

@@ -15,9 +15,8 @@ namespace winnow {
 /// Inputs of a record, and of a super-block, whose scales are integers of 8 bits times one of 16.
 constexpr int64_t BLOCK = 32, SUPER_BLOCK = 256;
 
-/// GGUF's names; the last is 32 codes in E4M3 behind a scale in float32.
-enum class BlockKind : int32_t { q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, mxfp4, f8_e4m3 };
-constexpr int NUM_BLOCK_KINDS = 13;
+/// GGUF's names; f8_e4m3 is 32 codes in E4M3 behind a scale in float32.
+enum class BlockKind : int32_t { q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, mxfp4, f8_e4m3, iq4_xs };
 
 struct BlockForm {
   int low_bits, high_bits;  // of the planes; 0: there is none
@@ -42,7 +41,7 @@ struct BlockForm {
   }
 };
 
-constexpr BlockForm BLOCK_FORMS[NUM_BLOCK_KINDS] = {
+constexpr BlockForm BLOCK_FORMS[] = {
     {4, 0, 1, -8, 0, 0, false, false, false, 32, 18},    // q4_0
     {4, 0, 1, 0, 0, 0, true, false, false, 32, 20},      // q4_1
     {4, 1, 1, -16, 16, 0, false, false, false, 32, 22},  // q5_0
@@ -56,6 +55,7 @@ constexpr BlockForm BLOCK_FORMS[NUM_BLOCK_KINDS] = {
     {4, 0, 0, 0, 0, 0, false, false, false, 32, 18},     // iq4_nl
     {4, 0, 0, 0, 0, 0, false, false, false, 32, 17},     // mxfp4
     {8, 0, 0, 0, 0, 0, false, false, false, 32, 36, true},  // f8_e4m3
+    {4, 0, 0, 0, 0, 0, false, false, true, 256, 136},    // iq4_xs
 };
 
 /// Numbers of codes that do not follow one another.
@@ -65,7 +65,7 @@ constexpr int16_t MXFP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -
 constexpr const BlockForm &form_of(BlockKind kind) { return BLOCK_FORMS[static_cast<int>(kind)]; }
 
 constexpr int16_t low_number(BlockKind kind, int code) {
-  if (kind == BlockKind::iq4_nl) return IQ4_NL[code];
+  if (kind == BlockKind::iq4_nl || kind == BlockKind::iq4_xs) return IQ4_NL[code];
   if (kind == BlockKind::mxfp4) return MXFP4[code];
   if (kind == BlockKind::q8_0) return static_cast<int8_t>(code);
   return static_cast<int16_t>(code * form_of(kind).low_step + form_of(kind).low_first);

@@ -15,13 +15,16 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from winnow import LLM, SamplingParams
+from winnow.config import ModelConfig
+from winnow.models import load_model
+from winnow.models.load.automatic import keeps_blocks
 from winnow_lab.peers.to_gguf import interleaved
 
 Array = np.ndarray[Any, Any]
-LAYERS, HEADS, KV_HEADS, WIDTH = 4, 4, 2, 64
+LAYERS, HEADS, KV_HEADS, WIDTH = 4, 16, 8, 256  # rows of whole super-blocks
 SHAPE: dict[str, Any] = {
     "hidden_size": WIDTH,
-    "intermediate_size": 96,
+    "intermediate_size": 256,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS,
@@ -173,7 +176,7 @@ def tiny(name: str) -> Any:
         model = AutoModelForCausalLM.from_config(config)
         for weight in model.parameters():
             (
-                weight.data.normal_(0, 0.3)
+                weight.data.normal_(0, 0.15)
                 if weight.ndim > 1
                 else weight.data.add_(torch.randn_like(weight) / 8)
             )
@@ -237,27 +240,34 @@ def save(path: Path, name: str, model: Any, kind: str = "F32") -> Path:
     return path
 
 
+KINDS = ("F32", "Q8_0", "Q4_K", "IQ4_XS", "IQ3_S")
+"""Numbers, blocks of 32 and of 256 inputs, and blocks whose kinds are widened."""
+
+
+def compare(path: Path, name: str, kind: str) -> str:
+    """Return how answers of a file of a kind compare with those of its numbers in transformers' own model."""
+    theirs = tiny(name)
+    save(path, name, theirs, kind)
+    if kind != "F32":
+        read = load_model(ModelConfig(path, dtype="float32", optimize=False, model_cache=False)).model
+        theirs.load_state_dict(read.state_dict())
+    if winnow_answer(path, dtype="float32") != answer(theirs):
+        return "DIFFERENT"
+    kept = kind != "F32" and keeps_blocks(ModelConfig(path), path)
+    return "equal" if kind == "F32" else "equal, own bits" if kept else "equal, widened"
+
+
 def main() -> None:
     """Print the table of docs/gguf.md."""
-    from winnow.config import ModelConfig
-    from winnow.models.load.automatic import keeps_blocks
     from winnow.models.load.gguf.architectures import REASONS
 
-    rows = [
-        "| architecture | class | answers in float32 | weights of a quantized file |",
-        "|---|---|---|---|",
-    ]
+    print(f"| architecture | class | {' | '.join(KINDS)} |\n|---|---|" + "---|" * len(KINDS))
     with tempfile.TemporaryDirectory() as folder:
         for name in ARCHITECTURES:
-            model, path = tiny(name), Path(folder) / "tiny.gguf"
-            same = winnow_answer(save(path, name, model)) == answer(model)
-            kept = keeps_blocks(ModelConfig(path), save(path, name, model, "Q8_0"))
-            weights = "own blocks" if kept else "numbers, then `q8_0`"
-            rows.append(
-                f"| {name} | {type(model).__name__} | {'equal' if same else 'DIFFERENT'} | {weights} |"
-            )
-    rows += [f"| {name} |  | refused: {reason} |  |" for name, reason in REASONS.items()]
-    print("\n".join(rows))
+            cells = [compare(Path(folder) / "tiny.gguf", name, kind) for kind in KINDS]
+            print(f"| {name} | {type(tiny(name)).__name__} | {' | '.join(cells)} |", flush=True)
+    for name, reason in REASONS.items():
+        print(f"| {name} | refused | {reason} |" + " |" * (len(KINDS) - 1))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFReader, GGUFWriter, get_tensor_name_map, quants
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFWriter,
+    get_tensor_name_map,
+    quants,
+)
 from tokenizer_kinds import EOS, UNKNOWN, byte_level
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -185,4 +193,24 @@ def add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray[Any, Any], kind
         writer.add_tensor(name, weight)
         return
     stored = GGMLQuantizationType[kind if name.startswith("blk.") else "Q8_0"]
-    writer.add_tensor(name, quants.quantize(weight, stored), raw_dtype=stored)
+    if weight.shape[-1] % GGML_QUANT_SIZES[stored][0]:
+        stored = GGMLQuantizationType.Q8_0
+    try:
+        data = quants.quantize(weight, stored)
+    except NotImplementedError:  # the package gguf reads this kind alone
+        data = random_blocks(stored, weight)
+    writer.add_tensor(name, data, raw_dtype=stored)
+
+
+def random_blocks(kind: GGMLQuantizationType, weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Blocks of any codes in a weight's shape, whose numbers are about as large as its own."""
+    inputs, size = GGML_QUANT_SIZES[kind]
+    chance = np.random.default_rng(weight.size)
+    data = chance.integers(0, 256, (*weight.shape[:-1], weight.shape[-1] // inputs, size), dtype=np.uint8)
+    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    scale = 1.0
+    for _ in range(2):
+        for at in halves.get(kind.name, (0,)):
+            data[..., at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+        scale = float(weight.std() / quants.dequantize(data.reshape(*weight.shape[:-1], -1), kind).std())
+    return data.reshape(*weight.shape[:-1], -1)

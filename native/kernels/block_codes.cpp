@@ -65,8 +65,7 @@ Block read_block(BlockKind kind, const char *row, int64_t b) {
       break;
     }
     case BlockKind::q8_0:
-      out.scale_bits = half_at(raw);
-      for (int i = 0; i < BLOCK; ++i) out.code[i] = raw[2 + i];
+      out.scale_bits = half_at(raw), std::memcpy(out.code, raw + 2, BLOCK);
       break;
     case BlockKind::q2_k:
       out.scale_bits = half_at(raw + 80), out.least_bits = half_at(raw + 82);
@@ -83,18 +82,19 @@ Block read_block(BlockKind kind, const char *row, int64_t b) {
       const uint8_t *code = raw + (kind == BlockKind::q4_k ? 16 : 48) + j / 2 * 32;
       out.scale_bits = half_at(raw), out.least_bits = half_at(raw + 2);
       six_bit_scales(raw + 4, j, out.steps[0], out.least_steps[0]);
-      for (int i = 0; i < BLOCK; ++i) out.code[i] = j % 2 ? code[i] >> 4 : code[i] & 15;
-      if (kind == BlockKind::q5_k)
-        for (int i = 0; i < BLOCK; ++i) out.code[i] |= (raw[16 + i] >> j & 1) << 4;
+      const int fifth = kind == BlockKind::q5_k ? 1 << j : 0;
+      for (int i = 0; i < BLOCK; ++i) out.code[i] = (code[i] >> j % 2 * 4 & 15) | (raw[16 + i] & fifth ? 16 : 0);
       break;
     }
     case BlockKind::q6_k:
       out.scale_bits = half_at(raw + 208);
       for (int h = 0; h < 2; ++h) out.steps[h] = static_cast<int8_t>(raw[192 + 2 * j + h]);
-      for (int i = 0; i < BLOCK; ++i) {
-        const uint8_t low = raw[64 * part + 32 * (j % 2) + i];
-        out.code[i] = (j % 4 < 2 ? low & 15 : low >> 4) | (raw[128 + 32 * part + i] >> shift & 3) << 4;
-      }
+      for (int i = 0; i < BLOCK; ++i)
+        out.code[i] = (raw[64 * part + 32 * (j % 2) + i] >> j % 4 / 2 * 4 & 15) | (raw[128 + 32 * part + i] >> shift & 3) << 4;
+      break;
+    case BlockKind::iq4_xs:
+      out.scale_bits = half_at(raw), nibbles(raw + 8 + 16 * j, out.code);
+      out.steps[0] = ((raw[4 + j / 2] >> j % 2 * 4 & 15) | (raw[2 + part] >> shift & 3) << 4) - 32;
       break;
     case BlockKind::mxfp4: {  // 2^(e - 128), which bf16 holds but for the two smallest: its exponent is one of 8 bits
       const uint8_t e = raw[0];

@@ -14,7 +14,7 @@ class PackedWeight:
         self, dtype: DType, packed: int, in_features: int, out_features: int, panels: int = 0
     ) -> None: ...
 
-BlockKind = Enum("BlockKind", "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL MXFP4 F8_E4M3")
+BlockKind = Enum("BlockKind", "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL MXFP4 F8_E4M3 IQ4_XS")
 
 class RawBlocks:
     def __init__(self, kind: BlockKind, data: int, in_features: int, out_features: int) -> None: ...

@@ -6,10 +6,10 @@ import pytest
 
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
-from winnow.models import load_model, load_plain_model
+from winnow.models import load_model
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
-from gguf_architectures import ARCHITECTURES, answer, save, tiny, winnow_answer
+from gguf_architectures import ARCHITECTURES, answer, compare, save, tiny, winnow_answer
 from tiny_gguf import in_parts
 
 
@@ -20,14 +20,18 @@ def test_answers_as_the_model_that_was_written(name: str, tmp_path: Path) -> Non
     assert winnow_answer(path) == answer(model)
 
 
-@pytest.mark.parametrize("name", ["granite", "olmo2", "glm4", "command-r"])
-def test_blocks_of_tables_of_ours(name: str, tmp_path: Path) -> None:
-    """Weights keep the file's blocks: answers are those of their numbers."""
-    path = save(tmp_path / "tiny.gguf", name, tiny(name), "Q8_0")
-    loaded = load_model(ModelConfig(path, dtype="float32", model_cache=False))
-    assert loaded.blocks is not None and loaded.blocks.kind is None
-    theirs = load_plain_model(ModelConfig(path, dtype="float32")).model
-    assert winnow_answer(path, dtype="float32") == answer(theirs)
+@pytest.mark.parametrize(
+    ("name", "kind"), [("granite", "Q8_0"), ("glm4", "IQ4_XS"), ("command-r", "Q4_K"), ("olmo2", "IQ3_S")]
+)
+def test_kinds_of_blocks(name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Answers are those of the file's numbers; layers keep its bits, or a line says which become wider."""
+    caplog.set_level("INFO", "winnow.models")
+    kept = kind != "IQ3_S"
+    path = tmp_path / "tiny.gguf"
+    assert compare(path, name, kind) == ("equal, own bits" if kept else "equal, widened")
+    load_model(ModelConfig(path, model_cache=False))
+    said = "weight_dtype its own blocks" if kept else "weight_dtype auto; widened are its IQ3_S, Q8_0"
+    assert caplog.messages[-1].endswith(said)
 
 
 def test_others_are_refused_by_name(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from winnow.models.fast.experts import is_experts, linear_of, product_names
 BLOCK = 32
 """Inputs of a feature that share a scale."""
 _OF32 = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "IQ4_NL": 18, "MXFP4": 17, "F8_E4M3": 36}
-_OF256 = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210}
+_OF256 = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_XS": 136}
 RAW = {kind: (inputs, size) for inputs, of in ((32, _OF32), (256, _OF256)) for kind, size in of.items()}
 """Inputs and bytes of a block, by its name in llama.cpp."""
 _ROWS_AT_ONCE = 4096

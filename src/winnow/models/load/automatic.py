@@ -17,6 +17,7 @@ import torch
 
 from winnow.config import ModelConfig
 from winnow.errors import WinnowError
+from winnow.models.fast.blocks import RAW
 from winnow.models.fast.packed.description import is_packed
 from winnow.models.load.damage import read_object
 from winnow.native import instruction_set, is_installed
@@ -55,14 +56,18 @@ def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
         kept = keeps_blocks(config, path)
         weights = "blocks" if kept and config.weight_dtype == "auto" else "bfloat16"
         dtype = cpu_dtype(num_bytes, "float32" if _is_float32(path) else "", weights)
-        eight_bits = num_bytes >= SMALL and config.weight_dtype == "auto" and _is_quantized(path)
+        kinds = _quantized_kinds(path)
+        eight_bits = num_bytes >= SMALL and config.weight_dtype == "auto" and bool(kinds)
     except (OSError, WinnowError):
         return config  # which loading will name
     config = replace(config, dtype=dtype)
     if eight_bits and not kept and config.optimize and config.engine == "paged" and is_installed():
         config = replace(config, weight_dtype="q8_0")
     form = "its own blocks" if kept and config.weight_dtype == "auto" else config.weight_dtype
-    log.info("%s: dtype %s, weight_dtype %s", path.name, dtype, form)
+    widened = ", ".join(kind for kind in kinds if not kept or kind not in RAW)
+    log.info(
+        "%s: dtype %s, weight_dtype %s%s", path.name, dtype, form, widened and f"; widened are its {widened}"
+    )
     return config
 
 
@@ -131,9 +136,11 @@ def keeps_blocks(config: ModelConfig, path: Path, file: object = None) -> bool:
     return (file if isinstance(file, GgufFile) else GgufFile.open(path, again=True)).keeps_blocks
 
 
-def _is_quantized(path: Path) -> bool:
+def _quantized_kinds(path: Path) -> list[str]:
+    """Return the kinds of blocks of a GGUF file, the most frequent first; none: most of its weights are numbers."""
     if not path.is_file() or path.suffix == ".json":
-        return False
+        return []
     from winnow.models.load.gguf.file import GgufFile
 
-    return next(iter(GgufFile.open(path, again=True).weight_kinds), "F32") not in _WIDE_KINDS
+    kinds = [*GgufFile.open(path, again=True).weight_kinds]
+    return [kind for kind in kinds if kind not in _WIDE_KINDS and kinds[0] not in _WIDE_KINDS]
