@@ -13,10 +13,7 @@ from hybrids import HYBRIDS
 from tiny_llama import VOCAB
 
 from winnow import LLM, SamplingParams
-from winnow.chat import TokenizedPrompt
-from winnow.errors import CapacityError, InvalidRequestError
 from winnow.outputs import RequestOutput
-from winnow.values.session_request import SessionRequest
 
 BLOCK = 16
 OPTIONS: dict[str, Any] = {"kv_memory": "32MiB", "max_num_seqs": 4, "block_size": BLOCK}
@@ -170,7 +167,7 @@ def test_conversations_with_recurrent_layers(tmp_path: Path) -> None:
 
 
 def test_idle_sessions_give_way(open_llm: Any) -> None:
-    """Memory that only sessions hold can be had at once, pinned or not, and the pinned one is the last to go."""
+    """Memory that only sessions hold can be had at once."""
     llm = open_llm(kv_memory="3MiB")
     for number in range(12):
         llm.generate([[number + 300] * 40], ANSWER, session_id=str(number))
@@ -179,65 +176,6 @@ def test_idle_sessions_give_way(open_llm: Any) -> None:
     most = llm.generate([[5] * 300], replace(ANSWER, max_tokens=2))[0]
     assert most.outputs[0].finish_reason == "length"
     llm.check_integrity()
-
-
-def test_a_ttl_is_kept_or_refused(open_llm: Any) -> None:
-    """Others' requests take all but what it holds; when it is over, it gives way before older sessions."""
-    llm = open_llm(kv_memory="3MiB")
-    memory, now = llm._engine.memory, [100.0]
-    memory.sessions._clock = memory.sessions.retention._clock = lambda: now[0]
-    blocks_for, allocator = memory.ledger.layout.blocks_for, memory.ledger.allocator
-
-    def turn(name: str, token: int, tokens: int = 40, **fields: Any) -> RequestOutput:
-        params = replace(ANSWER, max_tokens=4, ignore_eos=True)
-        prompt = TokenizedPrompt(None, [token] * tokens)
-        request = llm.new_request(prompt, params, session=SessionRequest(name, **fields), final_only=True)
-        llm.submit_all([request])
-        [output] = [each for _ in range(100) if llm.has_unfinished for each in llm.step()]
-        llm.check_integrity()
-        return output
-
-    def tiers() -> dict[str, str]:
-        return {each.name: each.tier for each in llm.sessions()}
-
-    turn("kept", 300, 80, ttl=60)
-    turn("hint", 301, 80, ttl=60, hint=True)
-    assert allocator.num_used == blocks_for(83) and llm.sessions()[0].retained_seconds == 60
-    for number in range(12):
-        turn(str(number), number + 302)
-    most = allocator.num_free // blocks_for(1) * BLOCK
-    assert turn("large", 320, most - 8).outputs[0].finish_reason == "length"
-    assert tiers()["kept"] == "device" and tiers()["hint"] == tiers()["11"] == "gone"
-    # What does not fit beside it fails by name, and what cannot be kept is refused.
-    failed = turn("larger", 321, most + 40).outputs[0]
-    assert failed.finish_reason == "error" and "sessions with a ttl hold" in str(failed.error)
-    with pytest.raises(CapacityError, match=r"ttl: the session needs .*MiB to be kept, and of the 1.*KiB"):
-        turn("second", 322, 200, ttl=60)
-    with pytest.raises(InvalidRequestError, match="ttl needs prefix caching"):
-        llm.generate([[5] * 40], replace(ANSWER, eviction="streaming", kv_budget=30), session_id="kept")
-    assert "second" not in tiers()
-    # Its next turn finds it, and keeps more of it; after the ttl it goes first.
-    grown = turn("kept", 300, 90, ttl=5, hint=True)  # a wish does not shorten it
-    assert grown.num_cached_tokens >= 80 and allocator.num_used == blocks_for(93)
-    turn("younger", 323)
-    turn("older", 324)
-    now[0] += 61
-    for number in range(3):
-        turn(f"then {number}", number + 325, 100)
-        if tiers()["kept"] != "device":
-            break
-    assert allocator.num_used == 0
-    assert tiers()["kept"] != "device" and tiers()["older"] == tiers()["younger"] == "device"
-
-
-def test_what_cannot_act_is_refused(open_llm: Any) -> None:
-    llm = open_llm(enable_prefix_caching=False)
-    for terms in ({"ttl": 5}, {"prefetch": True}):
-        prompt = TokenizedPrompt(None, [5] * 40)
-        request = llm.new_request(prompt, ANSWER, session=SessionRequest("one", **terms))
-        with pytest.raises(InvalidRequestError, match=next(iter(terms))):
-            llm.submit_all([request])
-        assert not llm.has_unfinished
 
 
 def test_idle_sessions_are_moved_then_forgotten(open_llm: Any, tmp_path: Path) -> None:

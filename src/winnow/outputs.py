@@ -273,7 +273,6 @@ class SessionStats:
             did, and are read or computed again.
         num_bytes: of the device, blocks that others share included.
         compressed: not all its KVs are kept.
-        retained_seconds: for which it still gives way after all others.
     """
 
     name: str
@@ -284,7 +283,6 @@ class SessionStats:
     num_turns: int
     compressed: bool
     idle_seconds: float
-    retained_seconds: float
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ def listed(server: Running, headers: dict[str, str] = ONE) -> dict[str, dict[str
         ({"session_id": "named"}, {}),
         ({}, {"x-session-id": "named"}),
         ({"prompt_cache_key": "named", "prompt_cache_retention": "24h"}, {}),
-        ({"session_id": "named", "ttl": 7200}, {}),
     ],
 )
 def test_a_chat_is_a_session(keyed: Running, fields: dict[str, Any], headers: dict[str, str]) -> None:
@@ -49,7 +48,6 @@ def test_a_chat_is_a_session(keyed: Running, fields: dict[str, Any], headers: di
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= known - 2
     found = listed(keyed)["named"]
     assert (found["tier"], found["num_turns"]) == ("device", 2) and found["num_bytes"] > 0
-    assert (found["retained_seconds"] > 3600) == bool({"prompt_cache_retention", "ttl"} & fields.keys())
     # Another tenant sees and deletes nothing.
     assert "named" not in listed(keyed, TWO)
     assert keyed.client.delete(f"{SESSIONS}/named", headers=TWO).status_code == 404
@@ -77,7 +75,7 @@ def test_responses_and_marks_are_sessions(keyed: Running) -> None:
     messages += [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": [again]}]
     keyed.post(MESSAGES, body, headers=ONE)
     [found] = [each for name, each in listed(keyed).items() if name.startswith("cache-")]
-    assert found["num_turns"] == 2 and 300 < found["retained_seconds"] <= 3600
+    assert found["num_turns"] == 2
 
 
 def test_a_conversation_of_responses(keyed: Running) -> None:
@@ -102,9 +100,8 @@ def test_a_conversation_of_responses(keyed: Running) -> None:
         {"session_id": ""},
         {"session_id": 5},
         {"session_id": "x" * 257},
-        {"session_id": "x", "ttl": -1},
-        {"session_id": "x", "ttl": "long"},
-        {"ttl": 1000},
+        {"release": "x", "session_id": "x"},
+        {"release": True},
         {"prompt_cache_key": 5},
     ],
 )
@@ -112,7 +109,7 @@ def test_bad_sessions_are_refused(keyed: Running, fields: dict[str, Any]) -> Non
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, **fields}
     refused = keyed.post(CHAT, body, headers=ONE)
     assert refused.status_code == 400, refused.text
-    assert next(iter(fields)) in refused.text or "ttl" in refused.text
+    assert next(iter(fields)) in refused.text
 
 
 def test_conversations_that_went_to_disk_are_listed_there(tmp_path: Path) -> None:
@@ -125,23 +122,9 @@ def test_conversations_that_went_to_disk_are_listed_there(tmp_path: Path) -> Non
             said[name] = answer["prompt_token_ids"] + answer["token_ids"]
         eventually(lambda: listed(server, {})["first"]["tier"] == "disk", "it is not on disk")
         assert listed(server, {})["second"]["tier"] == "device"
-        # It comes back before its next turn, and nothing is generated.
-        body = {"prompt": said["first"], "session_id": "first"}
-
-        def loaded() -> int:
-            return llm.stats().disk_tier.loaded_tokens  # type: ignore[union-attr]
-
-        before = llm.stats().generated_tokens, llm.stats().prompt_tokens
-        usage = server.post("/v1/completions", body | {"prefetch": True}).json()["usage"]
-        assert usage["completion_tokens"] == 0 and usage["prompt_tokens_details"]["cached_tokens"] > 40
-        assert (llm.stats().generated_tokens, llm.stats().prompt_tokens) == before
-        assert listed(server, {})["first"]["tier"] == "device" and loaded() > 40
-        refused = server.post("/v1/completions", body | {"prefetch": True, "ttl": 5})
-        assert refused.status_code == 400 and "prefetch goes without ttl" in refused.text
-        brought = loaded()
-        again = server.post("/v1/completions", body | {"prompt": [*said["first"], 5], "max_tokens": 4})
-        cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-        assert cached == len(said["first"]) - 1 and loaded() == brought
+        body = {"prompt": [*said["first"], 5], "session_id": "first", "max_tokens": 4}
+        usage = server.post("/v1/completions", body).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == len(said["first"]) - 1
         text = server.client.get("/metrics").text
         values = dict(re.findall(r"^winnow_(disk_\w+|sessions)\{.*\} (\S+)$", text, re.MULTILINE))
         assert float(values["disk_loaded_tokens_total"]) > 40 and float(values["disk_bytes_used"]) > 1000

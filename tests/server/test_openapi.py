@@ -28,15 +28,14 @@ SAMPLE: dict[str, Any] = {
     "forced_tokens": [5], "bad_words": ["x"],
     "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
     "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "session_id": "s",
-    "ttl": 5, "prefetch": True, "release": True, "max_tokens": 5, "logprobs": 1, "echo": True,
+    "release": True, "max_tokens": 5, "logprobs": 1, "echo": True,
     "max_completion_tokens": 5, "top_logprobs": 1, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,
     "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True,
     "continue_final_message": True, "documents": [{"text": "a"}],
 }  # fmt: skip
 ALONE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
-    "ttl": {"session_id": "s"}, "release": {"session_id": "s"},
-    "prompt_cache_retention": {"prompt_cache_key": "k"}, "prefetch": {"session_id": "s"},
+    "release": {"session_id": "s"},
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from test_end_tokens import (  # noqa: F401
     test_a_special_tokens_text_is_a_stop_string,
     test_the_tokenizers_end_token_ends_an_answer,
 )
-from test_llm_tenants import open_llm, test_a_full_queue_refuses_and_takes_again, test_scheduling_policies  # noqa: F401
+from test_llm_tenants import open_llm, test_scheduling_policies  # noqa: F401
 from test_loop import TestInterruptions, TestRequests, engine  # noqa: F401
 from test_not_finite import (  # noqa: F401
     faulty,
@@ -28,9 +28,7 @@ from test_request_faults import (  # noqa: F401
 )
 
 from winnow import LLM, SamplingParams
-from winnow.chat import TokenizedPrompt
 from winnow.errors import ConfigError, InvalidRequestError
-from winnow.values.session_request import SessionRequest
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +46,6 @@ def llm(faulty: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:  # noqa:
 
 def test_what_needs_kvs_that_stay_is_refused(llm: LLM, tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=2)
-    for terms in ({"ttl": 5}, {"prefetch": True}):
-        session = SessionRequest("one", **terms)
-        with pytest.raises(InvalidRequestError, match="ttl and prefetch need engine=paged"):
-            llm.submit_all([llm.new_request(TokenizedPrompt(None, [5] * 40), params, session=session)])
     parent = llm.submit([5, 6], params)
     with pytest.raises(InvalidRequestError, match="cannot be forked: that needs engine=paged"):
         llm.fork(parent)

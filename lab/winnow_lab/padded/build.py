@@ -89,8 +89,6 @@ class PaddedEngine(Engine):
         """Check a request against model and memory: one that passes can always be computed, if need be alone."""
         if new.observer is not None:
             raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
-        if (terms := new.session) is not None and (terms.prefetch or (terms.ttl and not terms.hint)):
-            raise InvalidRequestError("ttl and prefetch need engine=paged: no KVs stay of an ended request")
         params, count, budget = new.params, len(new.token_ids), self._admission
         check_tokens(new.token_ids, params, self._model.vocab_size)
         for name in EVICTION_FIELDS:

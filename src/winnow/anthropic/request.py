@@ -71,16 +71,14 @@ def chat_body(body: Mapping[str, Any], *, counted: bool = False) -> Record:
 
 
 def cache_session(body: Mapping[str, Any]) -> Record:
-    """Return the session that a body with cache marks asks for, named by its system prompt and first message: every
-    prompt is cached, and a mark lets the conversation give way after others, for as long as it says."""
+    """Return the session that a body with cache marks asks for, named by its system prompt and first message."""
     messages = body.get("messages")
     parts = [_system(body.get("system")), messages[:1] if isinstance(messages, list) else None]
     text = json.dumps(body)
     if '"cache_control": {' not in text or body.get("session_id") is not None:
         return {}
-    kept = "1h" if '"ttl": "1h"' in text else "5m"
     first = sha256(json.dumps(_unmarked(parts), sort_keys=True).encode()).hexdigest()
-    return {"session_id": f"cache-{first[:32]}", "prompt_cache_retention": kept}
+    return {"session_id": f"cache-{first[:32]}"}
 
 
 def _unmarked(value: Any) -> Any:

@@ -256,7 +256,6 @@ class Engine:
             reserved_tokens=granted.reserved_tokens,
             reuse=self._reuse(params),
         )
-        self.memory.sessions.retention.check(request)
         return request
 
     def _reuse(self, params: SamplingParams) -> str:

@@ -22,7 +22,6 @@ MAX_SEQUENCES = 1024
 """Most prompts of a request, and most prompts times answers."""
 MAX_MESSAGES = 4096
 MAX_PRIORITY = 2**31 - 1
-_RETENTIONS = {"in_memory": 3600, "5m": 300, "1h": 3600, "24h": 24 * 3600}
 """Seconds of OpenAI's and Anthropic's words."""
 
 
@@ -135,22 +134,14 @@ def read_body(
 
 
 def _read_session(values: dict[str, Any]) -> SessionRequest | None:
-    """Take what a body says of its conversation out of `values`; OpenAI's names for it count where ours are missing."""
-    key, kept = (take_text(values, f"prompt_cache_{name}") for name in ("key", "retention"))
-    name = values.pop("session_id", None)
-    ttl, *flags = (values.pop(name, None) for name in ("ttl", "prefetch", "release"))
-    hint = ttl is None
-    prefetch, release = (False if flag is None else flag for flag in flags)
+    """Take what a body says of its conversation out of `values`; OpenAI's name for it counts where ours is missing."""
+    key, _ = (take_text(values, f"prompt_cache_{name}") for name in ("key", "retention"))
+    name, release = values.pop("session_id", None), values.pop("release", None)
     try:
-        if name is None and any(each is not None for each in (ttl, kept, *flags)) and not key:
-            if any(each is not None for each in (ttl, *flags)):
-                raise InvalidRequestError("ttl, prefetch and release need a session_id")
-            return None
+        if name is None and release is not None and not key:
+            raise InvalidRequestError("release needs a session_id")
         name = name if name is not None or not key else key[:MAX_SESSION_NAME]
-        if name is None:
-            return None
-        ttl = _RETENTIONS.get(kept or "") if hint else ttl
-        return SessionRequest(name, ttl, hint, prefetch=prefetch, release=release)
+        return None if name is None else SessionRequest(name, False if release is None else release)
     except WinnowError as error:
         raise ApiError("invalid_request", str(error)) from None
 

@@ -149,6 +149,11 @@ class AsyncEngine:
         """Answers in progress."""
         return sum(each.params.n for each, _ in self._in_progress())
 
+    def num_queued(self) -> tuple[int, int]:
+        """Return answers whose computation has not begun, and the tokens of their prompts."""
+        waiting = [each for each, waits in self._in_progress() if waits]
+        return sum(each.params.n for each in waiting), sum(len(each.token_ids) for each in waiting)
+
     def by_tenant(self) -> dict[str | None, tuple[int, int]]:
         """Return tenant -> answers that are computed, answers that wait."""
         found: dict[str | None, tuple[int, int]] = {}

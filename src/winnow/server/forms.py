@@ -21,7 +21,7 @@ from winnow.openai.tools import MAX_TOOLS
 from winnow.sampling.list_params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from winnow.sampling.params import MAX_LOGPROBS, READERS, SamplingParams
 from winnow.values.checks import MAX_COUNT, Limits
-from winnow.values.session_request import MAX_SESSION_NAME, MAX_TTL
+from winnow.values.session_request import MAX_SESSION_NAME
 
 FILES = "/v1/files"
 
@@ -69,14 +69,12 @@ class BodyForm(Form):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = said("a session_id, where there is none")
-    prompt_cache_retention: str | None = said("in_memory, 5m, 1h or 24h")
+    prompt_cache_retention: str | None = said("no effect: KVs are kept while memory lasts")
     session_id: str | None = said(
         "the conversation that the one prompt continues; also from the header X-Session-ID",
         min_length=1,
         max_length=MAX_SESSION_NAME,
     )
-    ttl: float | None = said("seconds for which it is kept once idle, or refused", ge=0, le=MAX_TTL)
-    prefetch: bool | None = said("generate nothing: bring back what files hold of the prompt")
     release: bool | None = said("forget it when this answer has ended")
 
 

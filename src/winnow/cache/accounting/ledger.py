@@ -343,7 +343,6 @@ class Ledger:
         shared = (holders + self.allocator.indexed)[blocks] > 1
         unknowing = set(owners[shared].tolist()) - self._shared.slots
         assert not unknowing, f"slots {unknowing} share blocks unknowingly"
-        holders[self.prefixes.kept_blocks] += 1
         self.allocator.check_integrity(holders)
         self.prefixes.check_integrity()
         self.host.check_integrity()

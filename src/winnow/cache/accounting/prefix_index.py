@@ -76,8 +76,6 @@ class PrefixIndex:
         self.runs = TokenRuns(layout.block_size, self.tokens_of, self._before, self._following)
         self.snapshots: dict[PrefixKey, Snapshot] = {}
         self._wanted: set[PrefixKey] = set()
-        self._pinned: frozenset[PrefixKey] = frozenset()
-        self._kept: set[PrefixKey] = set()
         self.num_asked_tokens = self.num_hit_tokens = self.num_forgotten = 0
 
     def __len__(self) -> int:
@@ -231,32 +229,6 @@ class PrefixIndex:
         """Mark the snapshots of these keys, if in the index, as wanted: they are evicted for room last."""
         self._wanted = self.snapshots.keys() & keys
 
-    def pin(self, keys: Iterable[PrefixKey]) -> None:
-        """Pin these keys alone: they are evicted for room after keys that are neither pinned nor wanted."""
-        self._pinned = frozenset(keys)
-
-    def keep(self, keys: Iterable[PrefixKey]) -> None:
-        """Keep these keys alone, as far as they are known: no room is made of them, and their blocks count as held."""
-        kept = self._entries.keys() & keys
-        for key in self._kept - kept:
-            self._allocator.release(self._entries[key].blocks)
-        for key in kept - self._kept:
-            self._allocator.share(self._entries[key].blocks)
-        self._kept = kept
-
-    @property
-    def kept_blocks(self) -> IntArray:
-        return self.blocks_of([*self._kept])
-
-    def is_kept(self, key: PrefixKey) -> bool:
-        return key in self._kept
-
-    def age(self, keys: Iterable[PrefixKey]) -> None:
-        """Mark a prefix as the least recently used, its end before its front."""
-        for key in keys:
-            if key in self._entries:
-                self._entries.move_to_end(key, last=False)
-
     def bytes_of(self, keys: Iterable[PrefixKey]) -> int:
         """Return device bytes of the blocks under these keys; keys that are not in the index count 0."""
         blocks = self.blocks_of([key for key in keys if key in self._entries])
@@ -286,9 +258,9 @@ class PrefixIndex:
         Of a snapshot in use, or where a window has passed, some blocks may be the index's alone.
         """
         none = frozenset[PrefixKey]()
-        spare: list[AbstractSet[PrefixKey]] = [self._wanted | self._pinned, self._wanted, none, none]
+        spare: list[AbstractSet[PrefixKey]] = [self._wanted, none, none]
         for number, spared in enumerate(spare):
-            in_use = number == 3
+            in_use = number == 2
             for _ in range(len(self._entries)):
                 if enough():
                     return
@@ -300,12 +272,12 @@ class PrefixIndex:
                     self._entries.move_to_end(key)
 
     def forget(self, blocks: IntArray) -> None:
-        """Remove every prefix of which `blocks`, all blocks of a sequence, include one, but for those that are kept."""
+        """Remove every prefix of which `blocks`, all blocks of a sequence, include one."""
         keys = {self._key_of[block] for block in blocks.tolist() if block in self._key_of}
         mine = np.zeros(self._allocator.num_blocks, dtype=np.bool_)
         mine[blocks] = True
         keys.update(key for key, snapshot in self.snapshots.items() if mine[snapshot.blocks].any())
-        for key in keys - self._kept:
+        for key in keys:
             self.drop(key)
 
     def clear(self) -> None:
@@ -362,9 +334,6 @@ class PrefixIndex:
             if not self._following[before]:
                 del self._following[before]
         self._wanted.discard(key)
-        if key in self._kept:
-            self._kept.remove(key)
-            self._allocator.release(entry.blocks)
         if self.snapshots.pop(key, None) is None:
             del self._key_of[int(entry.blocks[0])]
         else:

@@ -53,9 +53,6 @@ class PrefixRows:
         tails = rows.layout.partly_filled(lengths)
         source = blocks[tails]
         if not allocator.has(allocator.count(source)):
-            if self._index.is_kept(keys[-1]):
-                allocator.release(blocks)
-                raise OutOfBlocksError("no blocks for copies of what is kept")
             self._index.drop(keys[-1])  # so that the sequence has these blocks for itself
             rows.hold(slot, lengths, blocks)
             self._shared.add_with_tail(slot)

@@ -53,7 +53,7 @@ class Memory:
         self.tenants = TenantTable(config.tenants)
         self.swap = Swap(executor, self.ledger, clock, self.tenants, costs or SwapCosts())
         self.files = FileStore(executor, self.ledger, saved, cached)
-        self.sessions = Sessions(self.ledger, clock, self.files, prefix_caching)
+        self.sessions = Sessions(self.ledger, clock, self.files)
         self.spans = SpanReuse(self.ledger, reuse_share)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.files, self.sessions, self.spans)
         self.room = Room(config, self.ledger, self.prefixes)
@@ -66,7 +66,6 @@ class Memory:
         """Let prefixes of ended sequences be written, and ask for memory of a tier that the step may take. With `idle`
         nothing runs, so memory that was refused is asked for again."""
         allocator = self.ledger.allocator
-        self.sessions.retention.expire()
         if idle:
             allocator.refusal = None
         for kind, ahead in self._ahead.items():
@@ -108,13 +107,6 @@ class Memory:
             self.room.hold_back()
             return False
         self.swap.resume(sequence)
-        return True
-
-    def prefetch(self, sequence: Sequence) -> bool:
-        """Bring what files hold of a waiting sequence's prompt to the device. False: it is being read."""
-        if not self.prefixes.is_ready(sequence, lambda: True):
-            return False
-        sequence.request.num_cached_tokens = self.prefixes.find(sequence).state.num_computed
         return True
 
     def append(self, planned: SequenceType[tuple[Sequence, int]]) -> None:

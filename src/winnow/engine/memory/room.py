@@ -111,13 +111,11 @@ class Room:
         if slot is not None:
             more = ledger.demand([slot], [1])
             blocks, pages = ledger.blocks_held(slot) + more.blocks, len(ledger.pages.of(slot)) + more.pages
-        kept = len(ledger.prefixes.kept_blocks)
         return (
             f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
             f"{blocks} blocks ({format_bytes(ledger.bytes_of(blocks))}) and {pages} table pages, and there are "
             f"{size.num_blocks} ({format_bytes(ledger.bytes_of(size.num_blocks))}) and {size.num_pages}"
             + _explain_kinds(ledger)
-            + (f"; sessions with a ttl hold {kept} ({format_bytes(ledger.bytes_of(kept))})" if kept else "")
         )
 
     def growth(self, sequence: Sequence) -> int:

@@ -12,7 +12,7 @@ from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.engine.memory.chains import SessionRule
 from winnow.engine.memory.file_store import FileStore
-from winnow.engine.memory.session import Retention, Session, SessionKey, own_keys
+from winnow.engine.memory.session import Session, SessionKey, own_keys
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import EvictionPolicy
 from winnow.outputs import SessionStats
@@ -32,12 +32,9 @@ class Sessions:
     compressed the session, with what they left, if all its tokens and its policy are the same.
     """
 
-    def __init__(
-        self, ledger: Ledger, clock: Callable[[], float], files: FileStore, caching: bool = False
-    ) -> None:
+    def __init__(self, ledger: Ledger, clock: Callable[[], float], files: FileStore) -> None:
         self._ledger, self._clock, self._files = ledger, clock, files
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
-        self.retention = Retention(ledger, clock, files, self._sessions, caching)
         self.reused_tokens = self.num_dropped = self.num_released = 0
 
     def continue_chain(self, sequence: Sequence, chain: PrefixChain) -> None:
@@ -78,18 +75,14 @@ class Sessions:
         session.note_keys(self._ledger.layout.block_size)
         session.num_turns += 1
         session.last_used = self._clock()
-        self.retention.renew(session, terms)
         self._ledger.prefixes.touch(session.keys)
-        self.retention.pin()
         for each in [*islice(self._sessions.values(), max(len(self._sessions) - MAX_SESSIONS, 0))]:
-            if not each.kept:
-                self.num_dropped += 1
-                self.drop(each.name, each.tenant)
+            self.num_dropped += 1
+            self.drop(each.name, each.tenant)
 
     def release(self, sequence: Sequence) -> None:
-        """Keep the session of a sequence that has ended for its ttl, or forget it, if that was its last turn."""
+        """Forget the session of a sequence that has ended, if that was its last turn."""
         terms = sequence.request.session
-        self.retention.end(sequence.request)
         if terms is not None and terms.release:
             self.num_released += self.drop(terms.name, sequence.request.tenant)
 
@@ -103,7 +96,6 @@ class Sessions:
         if session is None:
             return False
         self._discard(session, set(session.keys))
-        self.retention.pin()
         return True
 
     def count_tiers(self) -> dict[str, int]:
@@ -156,7 +148,6 @@ class Sessions:
             num_turns=session.num_turns,
             compressed=session.snapshot is not None,
             idle_seconds=self._clock() - session.last_used,
-            retained_seconds=max(session.kept_until - self._clock(), 0.0),
         )
 
 

@@ -59,10 +59,6 @@ class Running(SequenceType[Sequence]):
         if not self._sequences:
             self._memory.flush()
 
-    def end_unstarted(self, sequence: Sequence) -> None:
-        self.finish(sequence, "stop")
-        self._failed.append(sequence)
-
     def fail(self, sequences: SequenceType[Sequence], error: str) -> None:
         for each in sequences:
             if not each.finished:

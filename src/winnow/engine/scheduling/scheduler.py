@@ -37,7 +37,6 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._prefetching: list[Sequence] = []
         self.memory = memory
         self.ledger = memory.ledger
         self._executor = executor
@@ -63,10 +62,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self.waiting.add(request)
-        self.memory.sessions.retention.begin(request)
         self.memory.prefixes.prefetch(request.sequences[0])
-        if request.session is not None and request.session.prefetch:
-            self._prefetching.append(request.sequences[0])
 
     def fork(self, parent: Sequence, request: Request) -> None:
         """Start a request of one sequence that continues, between two steps, from what `parent` has computed so far. It
@@ -133,7 +129,6 @@ class Scheduler:
             self.running.fail(sequence.request.sequences, error)
         gave_way = False
         while True:
-            self._prefetching = [s for s in self._prefetching if not self._end_prefetch(s)]
             if not gave_way or not self.running:  # else who gave way would come back at once, again and again
                 self._resume_next()
             self.running.drop_finished_passes()
@@ -230,7 +225,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, budget: int) -> int:
         """Start a waiting sequence if it fits. Returns the tokens that it computes in this step, or 0."""
-        if sequence.kv.host_id is not None or sequence in self._prefetching:
+        if sequence.kv.host_id is not None:
             return 0  # a swapped one resumes before the next step is planned
         self.decisions.note_start(sequence, self.waiting, self.running)
         count = self.memory.take(sequence, self.running, lambda: self._next_chunk(sequence, budget))
@@ -285,12 +280,6 @@ class Scheduler:
         if chunk is None and wanted > most:
             return 0
         return sequence.request.uncut(start, start + min(wanted, most)) - start
-
-    def _end_prefetch(self, sequence: Sequence) -> bool:
-        """End a sequence that generates nothing, once what it asks for is there. False: it still waits."""
-        if not sequence.finished and self.memory.prefetch(sequence):
-            self.running.end_unstarted(sequence)
-        return sequence.finished
 
     def _resume_next(self) -> None:
         """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""
