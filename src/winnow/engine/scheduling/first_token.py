@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from heapq import heapify, heappush, heapreplace
-from itertools import islice
+from itertools import chain, islice
 
 from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.request import Sequence
@@ -10,23 +10,29 @@ from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.running import Running
 
 _MEMORY = 0.9
-"""What a step's seconds weigh after each later one."""
+"""What a step's seconds, or a first token's lateness, weigh after each later one."""
+_SHORTEST = 1.0
+"""Seconds; what was expected sooner says little of how late others come."""
 
 
 class FirstTokens:
     """Expectation of first tokens: prompts at the measured speed of prompts, answers at that of the last steps.
 
     Where KV memory or slots are short, a waiting request takes the place of the running one that ends first, as far as
-    its answer is expected to be as long as those before it.
+    its answer is expected to be as long as those before it. What requests waited longer than was expected of them, for
+    another load of the machine or for preemptions, those behind them are expected to wait longer too.
     """
 
     def __init__(self, memory: Memory, waiting: WaitingQueue, running: Running) -> None:
         self._memory, self._waiting, self._running = memory, waiting, running
         self._step_seconds = 0.0
+        self._expected = dict[str, float]()  # of requests without a first token
+        self._lateness = 1.0
 
     def note_step(self, seconds: float) -> None:
         before = self._step_seconds or seconds
         self._step_seconds = _MEMORY * before + (1 - _MEMORY) * seconds
+        self._learn()
 
     def num_held_up(self, names: Collection[str]) -> int:
         """Return answers of these requests that hold no KVs, and would get none if a step began now."""
@@ -36,11 +42,12 @@ class FirstTokens:
 
     def seconds(self, name: str | None = None) -> float:
         """Return the seconds until the first token of a waiting request, or of the last that waits, as expected; what
-        was not measured counts as 0."""
+        was not measured counts as 0. What is expected of a request that is named is compared with what it waits."""
         running, fitting = self._running, self._memory.room.num_fitting(self._waiting, self._running)
         prompts = wait = sum(map(self._prompt_seconds, running))
         ends = [prompts + self._rest(each) for each in running]  # of answers, when places come free
         heapify(ends)
+        own = 0.0
         for number, each in enumerate(self._waiting):
             own = self._prompt_seconds(each)
             if number < fitting or not ends:
@@ -50,8 +57,25 @@ class FirstTokens:
                 wait = max(ends[0], prompts) + own
                 heapreplace(ends, wait + self._rest(each))
             if each.request.request_id == name:
+                self._expected[name] = wait
                 break
-        return wait
+        return own + (wait - own) * self._lateness
+
+    def _learn(self) -> None:
+        """Take up how late first tokens came: more at once, less by and by."""
+        if not self._expected:
+            return
+        left = dict[str, float]()
+        for request in (each.request for each in chain(self._running, self._waiting)):
+            if (expected := self._expected.pop(request.request_id, None)) is None:
+                continue
+            if (seconds := request.metrics.time_to_first_token) is None:
+                left[request.request_id] = expected
+            else:
+                ratio = seconds / max(expected, _SHORTEST)
+                mean = _MEMORY * self._lateness + (1 - _MEMORY) * ratio
+                self._lateness = max(ratio, mean, 1.0)
+        self._expected = left
 
     def _prompt_seconds(self, sequence: Sequence) -> float:
         left = max(sequence.prompt_len - sequence.kv.num_computed, 0)
