@@ -14,10 +14,10 @@ READY := .venv/.ready
 PLUGINS := $(foreach name,drafts stores events inspect ollama vllm beams,-e ./plugins/$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu bench-gpu size demo real-model real-models real-demo real-eval payoff lint format clean
+.PHONY: help setup test test-gpu test-extras test-ray test-dynamo bench-gpu size demo real-model real-models real-demo real-eval payoff lint format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## create .venv, build the CPU kernels and install Winnow with its tools
 
@@ -45,6 +45,19 @@ test-gpu: ## the test suite on the GPU of this machine
 # Other arguments: make bench-gpu ARGS='--parts limits,attention --vllm-python ~/vllm/bin/python'
 bench-gpu: ## a page about the GPU of this machine in six minutes
 	PYTHONPATH=src:lab $(GPU_PYTHON) -m winnow_lab.gpu $(ARGS)
+
+# Built for the PyTorch beside it: make test-extras TORCHVISION=path/to/torchvision.whl where TORCH is one for CPUs.
+TORCHVISION ?= torchvision==0.28.0
+
+# Once before each release. Redis' server is started by the tests; a skip that names this target fails.
+test-extras: $(READY) ## what `make test` skips and needs no GPU: torchvision, redis-server, humming, Ray, Dynamo
+	$(PIP) --no-deps '$(TORCHVISION)'
+	$(PIP) -e ./plugins/humming
+	$(BIN)/python -c 'import torchvision' || { $(BIN)/python -m pip uninstall -q -y torchvision; \
+		echo '$(TORCHVISION) is of another build than torch: TORCHVISION=path/to/torchvision.whl'; exit 1; }
+	WINNOW_TEST_EXTRAS=1 $(BIN)/python -m pytest -q plugins/stores plugins/humming tests/models/test_images.py \
+		tests/attention/test_triton_compiles.py
+	$(MAKE) test-ray test-dynamo
 
 test-ray: $(READY) ## the tests on a Ray cluster of this machine, with Ray installed
 	$(BIN)/pip install -q -e './plugins/ray[serve]'

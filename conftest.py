@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,39 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             patch.setattr(torch.cuda, "is_available", lambda: False)
             patch.setenv("CUDA_VISIBLE_DEVICES", "")
         return (yield)
+
+
+# By the package that a skipped test lacks; what is not here comes with `make setup`.
+BROUGHT_BY = {
+    **dict.fromkeys(("torchvision", "humming"), "make test-extras"),
+    **{"ray": "make test-ray", "grpc": "make test-ray", "dynamo": "make test-dynamo"},
+}
+
+
+def _with_command(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Name the command that runs a skipped test. Under `make test-extras` what it should have brought is a failure."""
+    if not report.skipped or not isinstance(report.longrepr, tuple):
+        return
+    path, line, reason = report.longrepr
+    if (lack := re.search(r"could not import '(\w+)", reason)) is not None:
+        reason = f"{reason}: {BROUGHT_BY.get(lack[1], 'make setup')}"
+    report.longrepr = (path, line, reason)
+    if "WINNOW_TEST_EXTRAS" in os.environ and reason.endswith("make test-extras"):
+        report.outcome, report.longrepr = "failed", f"{path}:{line}: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    report = yield
+    _with_command(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    report = yield
+    _with_command(report)
+    return report
 
 
 @pytest.fixture(autouse=True, scope="session")

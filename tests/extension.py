@@ -5,7 +5,7 @@ import pytest
 from winnow import native
 from winnow.attention import AttentionBackend
 
-needs_extension = pytest.mark.skipif(not native.is_installed(), reason="built without a compiler")
+needs_extension = pytest.mark.skipif(not native.is_installed(), reason="needs the kernels: make setup")
 ISAS: list[str] = native.instruction_sets() if native.is_installed() else []
 """Instruction sets of this processor and build."""
 

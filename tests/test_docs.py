@@ -112,7 +112,7 @@ def history() -> list[str]:
         return found.stdout.strip() if found.returncode == 0 else ""
 
     if git("rev-parse", "--is-shallow-repository") != "false":
-        pytest.skip("no clone with its history")
+        pytest.skip("needs the history: git fetch --unshallow")
     return git("rev-list", "HEAD").splitlines()
 
 

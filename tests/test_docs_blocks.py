@@ -43,7 +43,7 @@ def on_the_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 def test_blocks_run(page: str, on_the_demo: None, capsys: pytest.CaptureFixture[str]) -> None:
     """One after the other, with what the page before them says is there; printed is what the page prints behind."""
     if page in NEEDS_THE_NETWORK:
-        pytest.skip("fetches a model or a data set")
+        pytest.skip(f"needs the network: copy the blocks of {page}")
     if page in PACKAGES:
         pytest.importorskip(PACKAGES[page])
     space: dict[str, Any] = GIVEN | {"LLM": LLM, "SamplingParams": SamplingParams}

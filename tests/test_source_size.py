@@ -37,7 +37,7 @@ def test_no_new_file_is_large() -> None:
         text=True,
     )
     if listed.returncode:
-        pytest.skip("no git checkout")
+        pytest.skip("needs a checkout: git clone")
     paths = [source_size.ROOT / name for name in listed.stdout.split("\0") if name]
     large = {
         str(path.relative_to(source_size.ROOT)): path.stat().st_size

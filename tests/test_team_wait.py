@@ -44,7 +44,7 @@ def test_the_users_own_number_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.get_num_threads() == 4
 
 
-@pytest.mark.skipif(_native.run_queue_delay_ns() < 0, reason="the system does not tell of run queues")
+@pytest.mark.skipif(_native.run_queue_delay_ns() < 0, reason="needs Linux with schedstat")
 def test_waits_are_short_beside_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice as many busy processes as processors: whatever computes here has to queue."""
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
@@ -93,7 +93,7 @@ while before - count() < 2 and time.monotonic() < deadline:
 print(before - count())
 """
     if not sys.platform.startswith("linux"):
-        pytest.skip("counts threads in /proc")
+        pytest.skip("needs Linux")
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )

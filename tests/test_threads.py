@@ -382,7 +382,7 @@ def test_what_a_fork_leaves_unusable_is_told(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs Linux")
 class TestFork:
     def test_the_childs_copy_says_what_to_do(self, llm: LLM) -> None:
         """Also of an LLM that another thread of the parent is using: its locks may be held."""

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.cpu
 ISAS = _native.instruction_sets()
 TILE_ISAS = [isa for isa in ISAS if isa.startswith("amx")]
 needs_tiles = pytest.mark.skipif(
-    not TILE_ISAS, reason="no tile registers: `WINNOW_EMULATE_TILES=1 pip install -e .` builds emulated ones"
+    not TILE_ISAS, reason="needs tile registers: WINNOW_EMULATE_TILES=1 pip install -e ."
 )
 # Largest difference from the reference, relative to what is compared, and absolute below 1.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}

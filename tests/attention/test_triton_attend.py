@@ -148,7 +148,7 @@ def test_kvs_that_kernels_cannot_read_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: make test-gpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("group", [1, 4, 7])
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])

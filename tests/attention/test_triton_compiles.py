@@ -16,9 +16,12 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 # Shared memory of one program, in bytes, at most: a card with 99 KiB, and one with 227.
 MOST_SHARED = {86: 99 * 1024, 90: 227 * 1024}
 # Compiling all takes more than a minute.
-ON_GPUS = (
+LONG = (
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="compiles long: only where there is a GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() and "WINNOW_TEST_EXTRAS" not in os.environ,
+        reason="needs a minute of compiling: make test-extras",
+    ),
 )
 
 
@@ -38,7 +41,7 @@ def compile_kernels(tmp_path: Path, capability: int, *wanted: str) -> list[dict[
 @pytest.mark.parametrize(
     ("formats", "capability", "head_dim"),
     [
-        pytest.param(*each, marks=ON_GPUS)
+        pytest.param(*each, marks=LONG)
         for each in (
             (("bfloat16", "bfloat16"), 86, "128"),
             (("bfloat16", "k=float32,v=int3"), 90, "128"),
@@ -79,14 +82,15 @@ MOST_INSTRUCTIONS = {"bfloat16": 800, "int8": 1650, "fp8_e4m3": 1750, "int4": 16
 
 
 @pytest.mark.skipif(
-    shutil.which("cuobjdump", path=str(TOOLS)) is None, reason="triton comes without its tools"
+    shutil.which("cuobjdump", path=str(TOOLS)) is None,
+    reason="needs triton with its tools: pip install triton",
 )
 @pytest.mark.parametrize(
     ("kv_format", "wanted"),
     [
         ("bfloat16", ["attend_split", "attend_chunk", "rotate_and_write_heads", "compare_keys"]),
         *(
-            pytest.param(kv_format, [name for name, of in MOST_REGISTERS if of == kv_format], marks=ON_GPUS)
+            pytest.param(kv_format, [name for name, of in MOST_REGISTERS if of == kv_format], marks=LONG)
             for kv_format in MOST_INSTRUCTIONS
         ),
     ],

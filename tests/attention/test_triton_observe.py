@@ -140,7 +140,7 @@ def test_another_observer_would_be_noticed(counts: list[int], changed: Attention
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: make test-gpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("observe", [*of_six([*EVERY.values()]), *of_six([*POOLED.values()])])
 def test_real_shapes(dtype: torch.dtype, observe: list[AttentionObserver | None]) -> None:

@@ -66,9 +66,6 @@ def test_a_run_that_uses_nothing_of_a_store_says_why(
 def test_a_chat_begins_with_a_saved_document(
     document: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LLM(kv_memory="64MiB") as llm:
-        if llm.tokenizer is None or not llm.tokenizer.chat_template:
-            pytest.skip("the demo model has no chat template")
     assert main(["prefix", "save", str(document), "-o", str(tmp_path / "store"), "--chat", *WORDS]) == 0
     context = int(capsys.readouterr().out.partition(": ")[2].split()[0])
     options = {

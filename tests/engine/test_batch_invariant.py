@@ -27,7 +27,7 @@ def answers(llm: LLM, group: list[list[int]]) -> list[list[tuple[int, float]]]:
     ]
 
 
-@pytest.mark.skipif(not is_installed(), reason="the kernels are not installed: make setup")
+@pytest.mark.skipif(not is_installed(), reason="needs the kernels: make setup")
 def test_an_answer_depends_on_no_other(tmp_path: Path) -> None:
     """Beside none, beside all, in steps of few tokens, and where memory takes answers away and gives them back."""
     save_tiny_llama(tmp_path, 0)

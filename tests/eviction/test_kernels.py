@@ -11,7 +11,7 @@ from hypothesis import example, given, settings, strategies as st
 from tests.attention.paged import contents_of
 from torch import Tensor
 
-_native = pytest.importorskip("winnow._native", reason="built without a compiler")
+_native = pytest.importorskip("winnow._native")
 from winnow.attention import Smoothing  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.observer import smooth  # noqa: E402

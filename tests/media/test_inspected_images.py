@@ -155,7 +155,7 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")
 def test_in_a_browser(inspection: Inspection, tmp_path: Path) -> None:
     """A row that is chosen is the one that the maps show, and the multiples show every row."""
     file = tmp_path / "page.html"

@@ -80,7 +80,7 @@ def test_files_and_order(llm: LLM, expected: Any) -> None:
 
 
 def test_an_openai_client(server: Running, expected: Any) -> None:
-    openai = pytest.importorskip("openai", reason="needs the openai client")
+    openai = pytest.importorskip("openai")
     text, count = expected.outputs[0].text, len(expected.prompt_token_ids)
     with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as client:
         asked = {"model": "m", "messages": TWO, "temperature": 0, "max_tokens": MAX_TOKENS}
@@ -109,7 +109,7 @@ def test_an_openai_client(server: Running, expected: Any) -> None:
 
 
 def test_an_anthropic_client(server: Running, expected: Any) -> None:
-    anthropic = pytest.importorskip("anthropic", reason="needs the anthropic client")
+    anthropic = pytest.importorskip("anthropic")
 
     def block(image: Image.Image) -> dict[str, Any]:
         data = base64.b64encode(png(image)).decode()
@@ -217,7 +217,7 @@ at("text").dispatchEvent(new %s, { %s: data, bubbles: true, cancelable: true }))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")
 def test_images_on_the_chat_page(server: Running, expected: Any, tmp_path: Path) -> None:
     """One is dropped, one pasted, a third taken back; the server reads the two, and a large one is scaled first."""
 

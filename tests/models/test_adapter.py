@@ -19,8 +19,8 @@ from winnow.models.load.hub import locate_adapter
 from winnow.report.fingerprint import model_digest
 from winnow_lab.peers.to_gguf import in_llama_cpp_order, tensor_name
 
-peft = pytest.importorskip("peft", reason="writes the adapters, and is what they are compared with")
-gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
+peft = pytest.importorskip("peft")
+gguf = pytest.importorskip("gguf")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = [5, 6, 7, 8, 9, 10]

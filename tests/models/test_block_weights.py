@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 _native = pytest.importorskip("winnow._native")
-gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
+gguf = pytest.importorskip("gguf")
 from optimizing import MAX_POSITION, Step  # noqa: E402
 
 from winnow import LLM, SamplingParams  # noqa: E402

@@ -72,7 +72,7 @@ def own_experts(name: str) -> Any:
 def maker(blocks: BlockWeights | None = None) -> Any:
     kernels = native_kernels()
     if kernels is None:
-        pytest.skip("needs the native extension")
+        pytest.skip("needs the kernels: make setup")
     from winnow.models.fast.fused.kernels import LayerKernels
 
     return linear_maker(LayerKernels(kernels), torch.float32, blocks=blocks)

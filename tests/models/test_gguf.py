@@ -25,7 +25,7 @@ from winnow.models.load.gguf.file import GgufFile
 from winnow.report.fingerprint import model_digest
 from winnow_lab.cli.plan import DeviceOptions, deployments
 
-pytest.importorskip("gguf", reason="the extra gguf is not installed")
+pytest.importorskip("gguf")
 from tiny_gguf import save_gguf, tiny_llama, tiny_moe
 from tokenizer_kinds import byte_level
 

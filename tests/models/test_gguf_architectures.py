@@ -8,7 +8,7 @@ from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model
 
-pytest.importorskip("gguf", reason="the extra gguf is not installed")
+pytest.importorskip("gguf")
 from gguf_architectures import ARCHITECTURES, answer, compare, save, tiny, winnow_answer
 from tiny_gguf import in_parts
 

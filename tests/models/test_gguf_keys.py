@@ -15,7 +15,7 @@ from winnow.errors import UnsupportedModelError
 from winnow.models import load_model
 from winnow.models.load.hub import locate_model
 
-pytest.importorskip("gguf", reason="the extra gguf is not installed")
+pytest.importorskip("gguf")
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize
 from tiny_gguf import SHAPE, save_gguf, tiny_llama
 

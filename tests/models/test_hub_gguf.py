@@ -17,7 +17,7 @@ from winnow.models.load.hub import locate_model
 from winnow.process.progress import listening
 from winnow.report.fingerprint import model_digest
 
-pytest.importorskip("gguf", reason="the extra gguf is not installed")
+pytest.importorskip("gguf")
 from tiny_gguf import in_parts, save_gguf, tiny_llama
 
 PARTS = [f"big/tiny-Q8_0-{n:05}-of-00003.gguf" for n in (1, 2, 3)]

@@ -191,7 +191,7 @@ def resident_of_files() -> int:
     return sum(int(shown[kind].split()[0]) for kind in ("RssFile", "RssShmem")) * 2**10
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
 def test_pages_that_others_map_too_are_let_go(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     values = {"a": torch.randn(4096, 1024)}

@@ -44,7 +44,7 @@ def test_pages_load_nothing(server: Running, path: str, name: str) -> None:
     assert used <= set(names)
 
 
-@pytest.mark.skipif(NODE is None, reason="there is no JavaScript engine")
+@pytest.mark.skipif(NODE is None, reason="needs node: apt install nodejs")
 @pytest.mark.parametrize("name", ["dashboard", "chat"])
 def test_scripts_can_be_read(name: str) -> None:
     script = files("winnow.server").joinpath(f"static/{name}.js")
@@ -124,7 +124,7 @@ def test_the_history_is_of_the_last_hour(llm: LLM, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")
 def test_in_a_browser(server: Running, tmp_path: Path) -> None:
     """Texts, numbers that move, no fault in the console, and screenshots in each scheme's colours."""
     named = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "session_id": "s" * 64}
@@ -190,7 +190,7 @@ def require_fit(page: Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")
 def test_chat_and_operations_in_a_browser(server: Running, tmp_path: Path) -> None:
     word = "W" * 200
     with open_browser(tmp_path / "profile") as page:
@@ -227,7 +227,7 @@ def test_chat_and_operations_in_a_browser(server: Running, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")
 def test_an_inspection_in_a_browser(llm: LLM, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=20, eviction="snapkv", kv_budget=32)
     prompt = f"What is the hobby of {'W' * 200}? <b>{'a' * 90}</b> & more.\n\n"
@@ -242,7 +242,7 @@ def test_an_inspection_in_a_browser(llm: LLM, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")
 def test_the_page_asks_for_a_key(llm: LLM, tmp_path: Path) -> None:
     with running(llm, {"alice": "key-a"}) as server, open_browser(tmp_path / "profile") as page:
         page.open(server.address + "/", "light")

@@ -130,7 +130,7 @@ def test_calls_go_on(keyed: Running, llm: LLM) -> None:
 
 
 def test_the_client_of_openai(llm: LLM) -> None:
-    openai = pytest.importorskip("openai", reason="needs the openai client")
+    openai = pytest.importorskip("openai")
     with running(llm) as server, openai.OpenAI(base_url=f"{server.address}/v1", api_key="none") as client:
         model = client.models.list().data[0].id
         first = client.responses.create(model=model, input="Hi", max_output_tokens=4)

@@ -24,7 +24,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return command
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU: make test")
 def test_without_a_gpu_it_says_so(run: Run) -> None:
     code, out, errors = run()
     [line] = errors.splitlines()

@@ -147,7 +147,7 @@ def test_answers_may_end_before_their_length(load: Load) -> None:
 BUSY = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); input()"
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux")
 def test_time_of_a_process_that_a_peer_started_counts(load: Load) -> None:
     cpu_seconds = load("protocol").cpu_seconds
     before = cpu_seconds()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="the extra lm-eval is not installed")
+pytest.importorskip("lm_eval")
 
 from winnow.cli.main import main
 

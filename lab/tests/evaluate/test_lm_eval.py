@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="the extra lm-eval is not installed")
+pytest.importorskip("lm_eval")
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model

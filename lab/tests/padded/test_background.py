@@ -316,7 +316,7 @@ class TestConfiguration:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-gpu")
 def test_streams_side_by_side_give_the_same_tokens() -> None:
     """Prompts long enough for passes of the batch to run while they are computed; parked and joined many times."""
     model = build(ARCHITECTURES["llama-gqa"]).to("cuda")

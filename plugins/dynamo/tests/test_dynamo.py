@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("dynamo.common", reason="make test-dynamo")
+pytest.importorskip("dynamo.common")
 
 from dynamo.common.constants import DisaggregationMode
 

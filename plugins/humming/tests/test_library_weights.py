@@ -301,7 +301,7 @@ def test_a_device_without_a_form(form: str, device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-gpu")
 @pytest.mark.parametrize("kind", [*HELD, "int8", "fp8", "int4"])
 @pytest.mark.parametrize("rows", [1, 16, 300])
 def test_products_on_a_gpu(kind: str, rows: int) -> None:

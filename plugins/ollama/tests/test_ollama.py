@@ -14,7 +14,7 @@ from tests.server.test_tools import CALL, TEMPLATE, TOOLS
 
 from winnow import LLM
 
-ollama = pytest.importorskip("ollama", reason="needs the ollama client")
+ollama = pytest.importorskip("ollama")
 
 CHAT = "/v1/chat/completions"
 ASKED: list[dict[str, Any]] = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-ray = pytest.importorskip("ray", reason="make test-ray")
+ray = pytest.importorskip("ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
@@ -45,7 +45,7 @@ def test_rows_of_a_dataset_are_answered(cluster: Cluster) -> None:
 
 
 def test_an_application_of_ray_serve_grows_and_keeps_prefixes_together(cluster: Cluster) -> None:
-    pytest.importorskip("grpc", reason="make test-ray")
+    pytest.importorskip("grpc")
     from ray import serve
 
     from winnow_ray.serve import build_app

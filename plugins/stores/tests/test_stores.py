@@ -1,5 +1,9 @@
 """Prefixes in object stores and Redis: found by others, dropped by use, and left alone where a store stalls."""
 
+import shutil
+import signal
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,8 +26,55 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winnow.extras.find_plugin", lambda group: winnow_stores.open_remote)
 
 
-@pytest.fixture(params=["memory://bucket/prefixes", "redis://user:secret@host/0"], ids=["object", "redis"])
+class RedisServer:
+    """A server that keeps what it was given over restarts, below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        program = shutil.which("redis-server")
+        if program is None:
+            pytest.skip("needs a server: apt install redis-server, then make test-extras")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        options = {"port": port, "bind": "127.0.0.1", "dir": folder, "requirepass": "secret", "save": ""}
+        options |= {"appendonly": "yes", "appendfsync": "always"}
+        self._command = [
+            program,
+            *(str(each) for name, value in options.items() for each in (f"--{name}", value)),
+        ]
+        self.url = f"redis://:secret@127.0.0.1:{port}/0"
+        self.start()
+
+    def start(self) -> None:
+        import redis
+
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        client, end = redis.Redis.from_url(self.url), time.monotonic() + 20
+        while True:
+            try:
+                assert client.ping()
+                break
+            except redis.ConnectionError:
+                assert time.monotonic() < end and self.process.poll() is None
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    pytest.importorskip("redis")
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["memory://bucket/prefixes", "redis://user:secret@host/0", "server"])
 def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "server":
+        yield request.getfixturevalue("redis_server").url
+        return
     if request.param.startswith("redis"):
         redis, fakes = pytest.importorskip("redis"), pytest.importorskip("fakeredis")
         server = fakes.FakeServer()
@@ -134,6 +185,36 @@ def test_a_store_that_stalls_keeps_nobody(directory: Path, monkeypatch: pytest.M
     llm.close()
     assert time.monotonic() - began < 5
     store.answers.set()
+
+
+@pytest.mark.parametrize("trouble", ["stalls", "restarts"])
+def test_a_server_in_trouble_ends_no_request(
+    directory: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """It answers no more, or is killed; later it has what it had, and is written again by the same process."""
+    monkeypatch.setattr(winnow_stores, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(prefix_files, "_RETRY_SECONDS", 0.5)
+    with open_llm(directory, redis_server.url) as first:
+        expected = ask(first, prompt(150)).outputs[0].token_ids
+    with open_llm(directory, redis_server.url) as llm:
+        assert len(objects(redis_server.url)) == 1
+        if trouble == "stalls":
+            redis_server.process.send_signal(signal.SIGSTOP)
+        else:
+            redis_server.kill()
+        with pytest.warns(UserWarning, match="redis://127.0.0.1:[0-9]*/0 .*left alone"):
+            found = ask(llm, prompt(150))
+        assert found.outputs[0].token_ids == expected and found.num_cached_tokens == 0
+        if trouble == "stalls":
+            redis_server.process.send_signal(signal.SIGCONT)
+        else:
+            redis_server.start()
+        time.sleep(0.6)
+        ask(llm, prompt(150, 5))
+        llm._engine.scheduler.memory.files.cached.wait()
+    assert len(objects(redis_server.url)) == 2
+    with open_llm(directory, redis_server.url) as late:
+        assert [ask(late, prompt(150, seed)).num_cached_tokens for seed in (7, 5)] == [148, 148]
 
 
 def test_a_store_that_cannot_be_reached_is_refused(directory: Path) -> None:
