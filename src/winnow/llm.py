@@ -35,6 +35,7 @@ from winnow.process.threads import TeamWait, release_team, set_threads
 from winnow.prompts import Prompt, list_conversations, list_prompts
 from winnow.sampling import SamplingParams
 from winnow.values.foreign_names import accept_arguments
+from winnow.values.reuse import ANYWHERE
 from winnow.values.session_request import SessionRequest
 from winnow.vllm import names as vllm_names
 from winnow.vllm.metrics import Metric, read_metrics
@@ -175,6 +176,10 @@ class LLM(EngineClient):
         options = {"priority": priority, "tenant": tenant, "session": _session(session_id, len(tokenized))}
         return self._answer(tokenized, sampling_params, use_tqdm, options)
 
+    def session(self, session_id: str, *, tenant: str | None = None) -> "ChatSession":
+        """Return a conversation that earlier calls with `session_id` have begun, to take tokens out of it."""
+        return ChatSession(self, session_id, tenant)
+
     def stream(
         self,
         prompt: Prompt,
@@ -308,6 +313,53 @@ class LLM(EngineClient):
         request = self.new_request(prompt, params or self.get_default_sampling_params(), **options)
         self.driver.submit([request], box)
         return OutputStream(self.driver, box)
+
+
+class ChatSession:
+    """A conversation of an `LLM` by its `session_id`, out of whose middle tokens may leave.
+
+    The KVs of what leaves are freed in all heads, and those of what stands behind it are kept at their new positions,
+    as under reuse="anywhere": approximate, but for the share that is computed again. The next turn begins with what is
+    left if its prompt does. Methods raise InvalidRequestError: there is no such session, or it shows pictures.
+    """
+
+    def __init__(self, llm: LLM, session_id: str, tenant: str | None) -> None:
+        self._llm, self._name, self._tenant = llm, session_id, tenant
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens that its turns have computed."""
+        found = self._llm.driver.call(
+            lambda: self._llm.driver.engine.memory.sessions.find(self._name, self._tenant)
+        )
+        if found is None or found.images:
+            raise InvalidRequestError(
+                f"session_id must be of a conversation of tokens that is remembered, got {self._name!r:.80}"
+            )
+        return found.token_ids.tolist()
+
+    def drop(self, span: tuple[int, int]) -> RequestOutput:
+        """Let tokens start..end - 1 leave. See `replace`."""
+        return self.replace(span, [])
+
+    def replace(self, span: tuple[int, int], text: str | list[int]) -> RequestOutput:
+        """Put a text or tokens in place of tokens start..end - 1. Returns how many tokens behind them were reused, and
+        repaired, as the counts of an output whose answer is of no use. Raises InvalidRequestError: the span is empty or
+        reaches beyond `token_ids`, or all leave."""
+        token_ids, (start, end) = self.token_ids, span
+        if isinstance(text, str):
+            text = self._llm.tokenize(text, add_special_tokens=False).token_ids if text else []
+        left = token_ids[:start] + text + token_ids[end:]
+        if not (0 <= start < end <= len(token_ids) and left):
+            raise InvalidRequestError(
+                f"span must be some of the session's {len(token_ids)} tokens, got {span!r:.80}"
+            )
+        params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, reuse=ANYWHERE)
+        [output] = self._llm.generate(
+            [left], params, use_tqdm=False, session_id=self._name, tenant=self._tenant
+        )
+        output.raise_for_error()
+        return output
 
 
 def _session(name: str | None, num_prompts: int = 1) -> SessionRequest | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -247,6 +248,42 @@ def test_runs_without_marks(directory: Path) -> None:
         assert short.num_reused_tokens == short.num_repaired_tokens == 0
         [refused] = llm.generate([prompt(23, 4) + known[30:180]], greedy(reuse="exact"))
         assert refused.num_reused_tokens == 0
+
+
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_what_leaves_a_conversation_is_freed(directory: Path, whole: LLM, share: float) -> None:
+    """Blocks of what left are free in every row; what stood behind it stays, a second time too."""
+    parts = [prompt(160, seed) for seed in range(30, 34)]
+    with open_llm(directory, share, reuse="anywhere", kv_memory="8MiB") as llm:
+
+        def held() -> tuple[int, int]:
+            llm.check_integrity()
+            ledger = llm.driver.engine.memory.ledger
+            return ledger.allocator.cached.total, ledger.layout.blocks_for(len(session.token_ids))
+
+        session = llm.session("agent")
+        with pytest.raises(
+            InvalidRequestError, match="session_id must be of a conversation of tokens that is"
+        ):
+            session.drop((0, 4))
+        llm.generate([[*chain(*parts)]], greedy(max_tokens=12), session_id="agent")
+        [known] = llm.sessions()
+        with pytest.raises(
+            InvalidRequestError, match=f"span must be some of the session's {known.num_tokens}"
+        ):
+            session.drop((0, 10**6))
+        for start, end, text in ((150, 330, []), (170, 300, prompt(20, 7))):
+            length, behind = len(session.token_ids), len(session.token_ids) - end
+            left = session.replace((start, end), text)
+            assert len(session.token_ids) == length - (end - start) + len(text)
+            assert behind - 33 <= left.num_reused_tokens + left.num_repaired_tokens
+            assert held()[0] == held()[1]
+        turn = session.token_ids + QUESTION
+        [answer] = llm.generate([turn], greedy(max_tokens=12, logprobs=2), session_id="agent")
+        assert answer.num_reused_tokens + answer.num_cached_tokens >= len(turn) - len(QUESTION) - 1
+        [expected] = whole.generate([turn], greedy(max_tokens=12, logprobs=2))
+        found, sure = (next(iter(logprobs(each).values())).logprob for each in (answer, expected))
+        assert (abs(found - sure) < 1e-4) == (share == 1.0)  # chunks begin elsewhere
 
 
 def test_models_that_cannot_say_why(tmp_path: Path) -> None:

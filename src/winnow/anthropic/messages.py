@@ -139,11 +139,13 @@ def _arguments(text: str) -> Record:
 
 
 def _usage(usage: Mapping[str, Any]) -> Record:
-    """Return tokens as Anthropic counts them: `input_tokens` are those that were computed."""
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    """Return tokens as Anthropic counts them: `input_tokens` are those that were computed, and what stands elsewhere
+    than where it was computed is counted apart."""
+    details = usage["prompt_tokens_details"]
+    cached, reused = details["cached_tokens"], details.get("reused_tokens", 0)
     return {
-        "input_tokens": usage["prompt_tokens"] - cached,
+        "input_tokens": usage["prompt_tokens"] - cached - reused,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage["completion_tokens"],
-    }
+    } | ({"reused_input_tokens": reused} if reused else {})

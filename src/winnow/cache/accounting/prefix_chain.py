@@ -43,6 +43,11 @@ class PrefixChain:
         return self._seed
 
     @property
+    def approximate_root(self) -> PrefixKey:
+        """The root of blocks whose KVs were placed, not computed, behind the tokens before them."""
+        return _parted_key(self._seed)
+
+    @property
     def is_parted(self) -> bool:
         return self._parted is not None
 

@@ -59,46 +59,53 @@ class TokenRuns:
                 del self._by_content[content]
 
     def find(
-        self, root: PrefixKey, token_ids: Sequence[int], start: int, end: int, least: int
+        self, roots: Sequence[PrefixKey], token_ids: Sequence[int], start: int, end: int, least: int
     ) -> list[TokenRun]:
-        """Return known runs of at least `least` tokens, and a block, among tokens start..end - 1, in order."""
+        """Return known runs of at least `least` tokens, and a block, among tokens start..end - 1, in order. Those of
+        the first of `roots` alone go before those that need the others too."""
         found: list[TokenRun] = []
         if not self._by_content or end - start < max(least, self._size):
             return found
         at, hashes = start, self._hashes(token_ids[start:end]).tolist()
         while at + self._size <= end:
-            known = self._by_content.get((root, hashes[at - start]), ())
             first = found[-1].end if found else start
-            runs = [self._extend(key, token_ids, at, first, end) for key in list(known)[-_TRIED:]]
-            run = max(
-                (each for each in runs if each is not None), key=lambda r: r.end - r.start, default=None
-            )
-            if run is not None and run.end - run.start >= least:
-                found.append(run)
-                at = run.end
+            for count, root in enumerate(roots, 1):
+                known = list(self._by_content.get((root, hashes[at - start]), ()))[-_TRIED:]
+                runs = [self._extend(key, roots[:count], token_ids, at, first, end) for key in known]
+                run = max(filter(None, runs), key=lambda r: r.end - r.start, default=None)
+                if run is not None and run.end - run.start >= least:
+                    found.append(run)
+                    at = run.end
+                    break
             else:
                 at += 1
         return found
 
     def _extend(
-        self, key: PrefixKey, token_ids: Sequence[int], at: int, first: int, end: int
+        self,
+        key: PrefixKey,
+        roots: Sequence[PrefixKey],
+        token_ids: Sequence[int],
+        at: int,
+        first: int,
+        end: int,
     ) -> TokenRun | None:
-        """Return the longest run within tokens first..end - 1 in which the block stands at `at`; None: it is not
-        there."""
+        """Return the longest run within tokens first..end - 1 in which the block stands at `at`, of blocks of some
+        roots; None: it is not there."""
         size = self._size
         if self._tokens_of(key) != tuple(token_ids[at : at + size]):
             return None
         keys, start, last = [key], at, at + size
         before = self._before.get(key)
         tokens = None if before is None else self._tokens_of(before)
-        if before is not None and tokens is not None and len(tokens) == size:
+        if before is not None and self._is_of(before, roots) and tokens is not None and len(tokens) == size:
             common = _common(reversed(tokens), reversed(token_ids[max(first, at - size) : at]))
             if common:
                 keys.insert(0, before)
                 start -= common
         while last < end:
             wanted = token_ids[last : min(last + size, end)]
-            options = list(self._following.get(keys[-1], ()))[-_TRIED:]
+            options = [key for key in self._following.get(keys[-1], ()) if self._is_of(key, roots)][-_TRIED:]
             lengths = [_common(self._tokens_of(each) or (), wanted) for each in options]
             common = max(lengths, default=0)
             if common:
@@ -107,6 +114,10 @@ class TokenRuns:
             if common < size:
                 break
         return TokenRun(start, last, tuple(keys), (at - start and size - (at - start)))
+
+    def _is_of(self, key: PrefixKey, roots: Sequence[PrefixKey]) -> bool:
+        """Return whether a block is found by some roots; a tail, which no hash finds, is."""
+        return key not in self._content_of or self._content_of[key][0] in roots
 
     def _hashes(self, token_ids: Sequence[int]) -> NDArray[np.uint64]:
         tokens = np.asarray(token_ids, dtype=np.int64).astype(np.uint64) + np.uint64(1)

@@ -189,7 +189,7 @@ class PrefixSharing:
         keeps_state = num_computed in self._state_points(sequence, start)
         slot, rows = sequence.kv.running_slot, self._ledger.prefix_rows
         for index in range(start // size, end // size):
-            # KVs that are approximate already are placed nowhere else.
+            # KVs that are approximate already are placed again only where nothing else is known.
             placed = any(
                 first < (index + 1) * size and last > index * size for first, last in sequence.reused
             )
@@ -202,7 +202,7 @@ class PrefixSharing:
                 num_computed,
                 before=before,
                 resumable=resumable,
-                root=None if placed else chain.root,
+                root=chain.approximate_root if placed else chain.root,
             )
 
     def remember_end(self, sequence: Sequence) -> None:

@@ -16,6 +16,7 @@ from winnow.engine.memory.session import Session, SessionKey, own_keys
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import EvictionPolicy
 from winnow.outputs import SessionStats
+from winnow.values.reuse import ANYWHERE
 from winnow.values.tenants import TenantName
 
 _log = logging.getLogger("winnow")
@@ -68,6 +69,7 @@ class Sessions:
         session = self._sessions.pop(key, None) or Session(terms.name, request.tenant, chain)
         self._sessions[key] = session
         chain.extend(sequence.prefix_ids[:computed])
+        before = set(session.keys)
         self._renew_snapshot(session, sequence, chain)
         session.chain = chain
         session.token_ids = np.array(sequence.token_ids[:computed], dtype=np.int64)
@@ -75,6 +77,8 @@ class Sessions:
         session.note_keys(self._ledger.layout.block_size)
         session.num_turns += 1
         session.last_used = self._clock()
+        if request.reuse == ANYWHERE:  # what left its middle, and what stood elsewhere behind that
+            self._discard(session, before.difference(session.keys))
         self._ledger.prefixes.touch(session.keys)
         for each in [*islice(self._sessions.values(), max(len(self._sessions) - MAX_SESSIONS, 0))]:
             self.num_dropped += 1
@@ -97,6 +101,9 @@ class Sessions:
             return False
         self._discard(session, set(session.keys))
         return True
+
+    def find(self, name: str, tenant: TenantName = None) -> Session | None:
+        return self._sessions.get((tenant, name))
 
     def count_tiers(self) -> dict[str, int]:
         return dict.fromkeys(TIERS, 0) | Counter(map(self._tier, self._sessions.values()))

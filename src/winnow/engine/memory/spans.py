@@ -39,11 +39,13 @@ class SpanReuse:
             return
         if sequence.eviction is not None and probes_of(sequence.eviction.policy):
             return  # they are shown every token
-        first, least = sequence.kv.num_computed, _LEAST_UNMARKED if request.reuse == ANYWHERE else 1
-        ranges = ((0, sequence.prompt_len),) if request.reuse == ANYWHERE else request.documents
+        first, least, roots, ranges = sequence.kv.num_computed, 1, [chain.root], request.documents
+        if request.reuse == ANYWHERE:
+            least, ranges = _LEAST_UNMARKED, ((0, sequence.prompt_len),)
+            roots.append(chain.approximate_root)
         for start, stop in ranges:
             sequence.runs += self._ledger.prefixes.runs.find(
-                chain.root, sequence.token_ids, max(start, first), min(stop, end), least
+                roots, sequence.token_ids, max(start, first), min(stop, end), least
             )
 
     def begin(self, sequence: Sequence) -> None:
