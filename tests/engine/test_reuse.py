@@ -286,6 +286,30 @@ def test_what_leaves_a_conversation_is_freed(directory: Path, whole: LLM, share:
         assert (abs(found - sure) < 1e-4) == (share == 1.0)  # chunks begin elsewhere
 
 
+@pytest.mark.parametrize("fault", ["", "damaged", "foreign"])
+def test_documents_survive_a_restart(directory: Path, whole: LLM, tmp_path: Path, fault: str) -> None:
+    """Also those that were computed behind placed ones; what cannot be believed is computed."""
+    options: dict[str, Any] = {"prefix_cache_dir": tmp_path}
+    with open_llm(directory, 1.0, **options) as llm:
+        ask(llm, [0, 1])
+        ask(llm, [1, 2], 2)
+    for path in tmp_path.glob("*.safetensors"):
+        content = bytearray(path.read_bytes())
+        content[-9] ^= fault == "damaged"
+        path.write_bytes(content)
+    options["kv_cache_dtype"] = "bfloat16" if fault == "foreign" else "float32"
+    with open_llm(directory, 1.0, **options) as llm:
+        other = ask(llm, [2, 0], 5, tenant="other")
+        found = ask(llm, [2, 1, 0], 3)
+        assert other.num_repaired_tokens == 0
+        assert (found.num_repaired_tokens > 3 * SIZE - 16) == (not fault)
+        assert (found.num_repaired_tokens == 0) == bool(fault)
+        tier = llm.stats().disk_tier
+        assert tier is not None and bool(tier.num_damaged or tier.num_foreign) == bool(fault)
+        if fault != "foreign":
+            assert found.outputs[0].token_ids == whole_answer(whole, [2, 1, 0], 3)
+
+
 def test_models_that_cannot_say_why(tmp_path: Path) -> None:
     path = save_tiny_llama(tmp_path / "two", seed=3)
     with open_llm(path, 0.2) as llm:

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
+from winnow.cache.accounting.token_runs import BlockContent
 from winnow.errors import ConfigError, PrefixStoreError
 from winnow.outputs import DiskTierStats
 from winnow.storage.folders import FileState, PrefixFolder
@@ -55,6 +56,7 @@ class DiskFile(NamedTuple):
     Attributes:
         is_own: it is of this engine's model and cache.
         links: blocks of tokens that follow one another behind the prefix `before`; none: a snapshot, or of no use.
+        contents: by which those of whole blocks are found behind other tokens, as `TokenRuns` has them.
         document: what a user saved in it.
     """
 
@@ -64,6 +66,7 @@ class DiskFile(NamedTuple):
     links: tuple[DiskLink, ...] = ()
     before: PrefixKey = b""
     document: SavedDocument | None = None
+    contents: tuple[BlockContent, ...] = ()
 
 
 class DiskPart(NamedTuple):
@@ -71,7 +74,7 @@ class DiskPart(NamedTuple):
 
     file: DiskFile
     key: PrefixKey
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] | int
     num_accumulators: int = 0
     skip: int = 0
 
@@ -95,6 +98,7 @@ class PrefixFiles:
         self._lock = Lock()  # of the fields below it, which all threads use
         self._files: dict[str, DiskFile] = {}
         self._places: dict[PrefixKey, tuple[str, int]] = {}
+        self._by_content: dict[BlockContent, tuple[str, int]] = {}
         self._tails: dict[PrefixKey, dict[PrefixKey, int]] = {}
         self._stats = DiskTierStats(bytes_budget=limit or 0)
         self.pending_bytes = 0
@@ -170,10 +174,11 @@ class PrefixFiles:
         file = None if self._is_away else self._files.get(self.form.file_name(key))
         return file if file is not None and file.is_own else None
 
-    def place(self, key: PrefixKey) -> tuple[DiskFile, int] | None:
+    def place(self, key: PrefixKey | BlockContent) -> tuple[DiskFile, int] | None:
         """Return in which file a block of tokens is, and as which of its blocks."""
+        places: Mapping[Any, tuple[str, int]] = self._places if isinstance(key, bytes) else self._by_content
         with self._lock:
-            name, number = ("", 0) if self._is_away else self._places.get(key, ("", 0))
+            name, number = ("", 0) if self._is_away else places.get(key, ("", 0))
             return (self._files[name], number) if name else None
 
     def longest_tail(
@@ -345,8 +350,9 @@ class PrefixFiles:
             links = [
                 DiskLink(bytes.fromhex(key), int(n), bool(state)) for key, n, state in notes.get("links", ())
             ]
-            before = bytes.fromhex(notes.get("before", ""))
-            return DiskFile(name, nbytes, True, tuple(links), before, document)
+            before, root = (bytes.fromhex(notes.get(each, "")) for each in ("before", "root"))
+            contents = tuple((root, int(each)) for each in notes.get("contents", ()))
+            return DiskFile(name, nbytes, True, tuple(links), before, document, contents)
         except OSError as error:
             self._leave_alone(error)
             return None
@@ -370,6 +376,8 @@ class PrefixFiles:
             if link.num_tokens < self.form.block_size:
                 self._tails.setdefault(before, {})[link.key] = link.num_tokens
             before = link.key
+        for number, content in enumerate(file.contents[: len(file.links)]):
+            self._by_content[content] = file.name, number
 
     def _drop(self, name: str) -> None:
         """Forget a file; the lock is held."""
@@ -385,6 +393,9 @@ class PrefixFiles:
                 if not tails:
                     self._tails.pop(before, None)
             before = link.key
+        for content in file.contents:
+            if self._by_content.get(content, ("",))[0] == name:
+                del self._by_content[content]
 
     def _remove(self, name: str) -> None:
         with self._lock:

@@ -35,6 +35,7 @@ _DTYPES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "UIF" for
 class SavedPrefix:
     """Content of a file: KVs of each row, int32 [layers, heads], and blocks and states as `Executor` takes them."""
 
+    token_ids: list[int]
     lengths: IntArray
     data: NDArray[np.uint8]
     num_rounds: int
@@ -57,9 +58,9 @@ class PrefixFormat:
         return sha256(self.made_for.encode() + key).hexdigest() + SUFFIX
 
     def read(
-        self, read: Read, key: PrefixKey, token_ids: Sequence[int], num_accumulators: int, skip: int = 0
+        self, read: Read, key: PrefixKey, token_ids: Sequence[int] | int, num_accumulators: int, skip: int = 0
     ) -> SavedPrefix:
-        """Return the prefix of a key, if it is of these tokens. Raises one of `FAULTS`.
+        """Return the prefix of a key, if it is of these tokens, or of as many. Raises one of `FAULTS`.
 
         Of a run of blocks, which its `notes` name as "links", some that follow one another may be asked for, after the
         first `skip`. What the cache has of accumulators beyond those that its policy uses is 0.
@@ -73,13 +74,14 @@ class PrefixFormat:
             raise ValueError("its bytes are not those that were saved")
         notes = json.loads(metadata["notes"])
         if "links" in notes:
-            tensors = self._some_blocks(tensors, skip, len(token_ids), len(notes["links"]))
+            count = token_ids if isinstance(token_ids, int) else len(token_ids)
+            tensors = self._some_blocks(tensors, skip, count, len(notes["links"]))
             notes["first"] += skip * self.block_size
-        self._check(tensors, token_ids, num_accumulators, notes)
+        expected = tensors["token_ids"].tolist() if isinstance(token_ids, int) else list(token_ids)
+        self._check(tensors, expected, num_accumulators, notes)
         states = {each: tensor.copy() for each, tensor in tensors.items() if not _is_own(each)}
-        return SavedPrefix(
-            tensors["lengths"], self._joined(tensors), int(metadata["num_rounds"]), states, notes
-        )
+        data, num_rounds = self._joined(tensors), int(metadata["num_rounds"])
+        return SavedPrefix(expected, tensors["lengths"], data, num_rounds, states, notes)
 
     def _check(
         self,

@@ -155,6 +155,7 @@ class PrefixRows:
         before: PrefixKey,
         links: Sequence[tuple[PrefixKey, tuple[int, ...], bool]],
         blocks: IntArray,
+        root: PrefixKey | None = None,
     ) -> list[PrefixKey]:
         """Add blocks of consecutive tokens to the index, their only holder.
 
@@ -162,6 +163,7 @@ class PrefixRows:
             first: number of the first of them in its prefix, whose key `before` is that of the prefix before them.
             links: key, tokens and whether the states of layers after it come along, of each.
             blocks: as `take_blocks_for` gave them, and filled now.
+            root: as `PrefixIndex.put`.
 
         Returns:
             Keys of those that were not known, and for whose states there was room.
@@ -171,7 +173,9 @@ class PrefixRows:
         for number, (key, token_ids, resumable) in enumerate(links):
             state_bytes = self._rows.layout.state_bytes if resumable else 0
             column = columns[:, number].copy()
-            if self._index.put(key, token_ids, column, state_bytes, resumable=resumable, before=before):
+            if self._index.put(
+                key, token_ids, column, state_bytes, resumable=resumable, before=before, root=root
+            ):
                 kept.append(key)
             before = key
         self._rows.allocator.release(blocks)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
-from numpy.typing import NDArray
 
 from winnow.cache.accounting.prefix_chain import PrefixKey
 
+BlockContent = tuple[PrefixKey, int]
+"""What a whole block is found by: the root of those who share it, and the hash of its tokens."""
 _BASE = 0x9E3779B97F4A7C15
 """Of a polynomial over the tokens of a block, modulo 2^64; odd, so that every power counts."""
 _TRIED = 8
@@ -43,13 +45,18 @@ class TokenRuns:
         self._before, self._following = before, following
         powers = [pow(_BASE, power, 2**64) for power in reversed(range(block_size))]
         self._powers = np.array(powers, dtype=np.uint64)
-        self._by_content: dict[tuple[PrefixKey, int], dict[PrefixKey, None]] = {}
-        self._content_of: dict[PrefixKey, tuple[PrefixKey, int]] = {}
+        self._by_content: dict[BlockContent, dict[PrefixKey, None]] = {}
+        self._content_of: dict[PrefixKey, BlockContent] = {}
 
     def put(self, key: PrefixKey, root: PrefixKey, token_ids: Sequence[int]) -> None:
         """Let a whole block be found by those who share its `root`, which follows from the salt."""
-        content = self._content_of[key] = root, int(self._hashes(token_ids)[0])
+        content = self._content_of[key] = root, self.hashes(token_ids)[0]
         self._by_content.setdefault(content, {})[key] = None
+
+    def contents(self, keys: Sequence[PrefixKey], root: PrefixKey) -> list[int]:
+        """Return the hashes of the first whole blocks of some that are found by a root."""
+        known = (self._content_of.get(key, (b"", 0)) for key in keys)
+        return [each for _, each in takewhile(lambda content: content[0] == root, known)]
 
     def drop(self, key: PrefixKey) -> None:
         content = self._content_of.pop(key, None)
@@ -66,7 +73,7 @@ class TokenRuns:
         found: list[TokenRun] = []
         if not self._by_content or end - start < max(least, self._size):
             return found
-        at, hashes = start, self._hashes(token_ids[start:end]).tolist()
+        at, hashes = start, self.hashes(token_ids[start:end])
         while at + self._size <= end:
             first = found[-1].end if found else start
             for count, root in enumerate(roots, 1):
@@ -119,11 +126,12 @@ class TokenRuns:
         """Return whether a block is found by some roots; a tail, which no hash finds, is."""
         return key not in self._content_of or self._content_of[key][0] in roots
 
-    def _hashes(self, token_ids: Sequence[int]) -> NDArray[np.uint64]:
+    def hashes(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the hash of as many tokens as a block has, from each of some tokens on."""
         tokens = np.asarray(token_ids, dtype=np.int64).astype(np.uint64) + np.uint64(1)
         windows = np.lib.stride_tricks.sliding_window_view(tokens, self._size)
-        hashes: NDArray[np.uint64] = (windows * self._powers).sum(axis=1, dtype=np.uint64)
-        return hashes
+        found: list[int] = (windows * self._powers).sum(axis=1, dtype=np.uint64).tolist()
+        return found
 
 
 def _common(ours: Iterator[int] | Sequence[int], theirs: Iterator[int] | Sequence[int]) -> int:

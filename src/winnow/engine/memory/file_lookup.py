@@ -1,12 +1,14 @@
 """What files hold of a prompt beyond what memory knows: parts to read for a sequence, and documents of users."""
 
-from collections.abc import Hashable, Sequence as SequenceType
+from collections.abc import Hashable, Iterator, Sequence as SequenceType
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import takewhile
 
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.engine.memory.chains import chain_of, is_portable, stored_accumulators
+from winnow.engine.memory.spans import span_ranges
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import SequenceEviction
 from winnow.storage.prefix_files import DiskPart, PrefixFiles, SavedDocument, run_key
@@ -21,13 +23,11 @@ class Fetch:
 
     Attributes:
         parts: runs of blocks, or one snapshot of `rule`; none: there is nothing to read.
-        first: number of each run's first block in the prefix.
         early: it was made when the sequence came; memory may have lost since what it knew then.
         tries: how often the sequence, which could have started, read; memory loses during a read too.
     """
 
     parts: list[DiskPart]
-    first: list[int]
     rule: Hashable = None
     files: PrefixFiles | None = None
     future: "Future[list[SavedPrefix]] | None" = None
@@ -58,19 +58,19 @@ class FileLookup:
         fetch = self._snapshot_fetch(sequence)
         if fetch is None and self._cached is not None:
             fetch = self._run_fetch(self._cached, sequence, sequence.prefix, most_tokens)
-        return fetch or Fetch([], [])
+        return fetch or Fetch([])
 
     def _snapshot_fetch(self, sequence: Sequence) -> Fetch | None:
         assert sequence.prefix is not None, "who looks for a prefix has a chain"
         for computed, (key, rule) in sequence.prefix.snapshots.items():
             if self._index.knows(key):
-                return Fetch([], [])
+                return Fetch([])
             if (accumulators := stored_accumulators(rule)) is None:
                 continue
             for files in self._sources:
                 if (file := files.snapshot(key)) is not None:
                     part = DiskPart(file, key, sequence.prefix_ids[:computed], accumulators)
-                    return Fetch([part], [0], rule, files)
+                    return Fetch([part], rule, files)
         return None
 
     def _run_fetch(
@@ -107,7 +107,32 @@ class FileLookup:
             parts.append(
                 DiskPart(file, run_key(file.links), sequence.prefix_ids[begin : begin + tokens], 0, skip)
             )
-        return Fetch(parts, [start + min(numbers) for start, numbers in wanted.values()], None, tier)
+        parts += self._span_parts(tier, sequence, chain, last * size, most_tokens)
+        return Fetch(parts, None, tier)
+
+    def _span_parts(
+        self, tier: PrefixFiles, sequence: Sequence, chain: PrefixChain, start: int, end: int
+    ) -> Iterator[DiskPart]:
+        """Yield runs of blocks that stand elsewhere in a prompt, behind token `start`, with the blocks beside them, of
+        which some tokens may stand there too."""
+        size, least, ranges = self._layout.block_size, *span_ranges(sequence)
+        for first, stop in ranges:
+            at, token_ids = max(first, start), sequence.token_ids[: min(stop, end)]
+            hashes = self._index.runs.hashes(token_ids[at:]) if len(token_ids) - at >= size else []
+            begin = at
+            while at - begin < len(hashes):
+                place = tier.place((chain.root, hashes[at - begin]))
+                if place is None:
+                    at += 1
+                    continue
+                file, number = place
+                pairs = zip(hashes[at - begin :: size], file.contents[number:], strict=False)
+                count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1][1], pairs))
+                skip, until = max(number - 1, 0), min(number + count + 1, len(file.links))
+                links = file.links[skip:until]
+                if count * size > least - 2 * size and not all(self._index.knows(each.key) for each in links):
+                    yield DiskPart(file, run_key(file.links), sum(each.num_tokens for each in links), 0, skip)
+                at += count * size
 
     def _resume_point(
         self,

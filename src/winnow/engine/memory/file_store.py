@@ -57,14 +57,19 @@ class FileStore:
     def put_aside(self, sequence: Sequence) -> None:
         """Queue the indexed prefixes of a sequence that ends for writing, unless they are on disk."""
         chain, tier = sequence.prefix, self.cached
-        if chain is None or tier is None or not tier.is_writing or chain.is_parted:
+        if chain is None or tier is None or not tier.is_writing:
             return
         links = self._known_links(chain, sequence.prefix_ids[: sequence.kv.num_computed])
         tier.touch(
             dict.fromkeys(found[0].name for link in links if (found := tier.place(link.key)) is not None)
         )
 
+        found_by = self._ledger.prefixes.runs.contents
+
         def is_new(link: DiskLink) -> bool:
+            # Where some were placed, those are of no use that only this sequence could find.
+            if chain.is_parted and not found_by([link.key], chain.root):
+                return False
             return link.key not in self._put_keys and not tier.holds(link.key, resumable=link.resumable)
 
         most, first = max(_RUN_BYTES // self._block_bytes, 1), 0
@@ -74,7 +79,7 @@ class FileStore:
                 end += 1
             if end > first:
                 run = links[first:end]
-                self._puts.append(partial(self._write_run, tier, first, chain.key_after(first), run))
+                self._puts.append(partial(self._write_run, tier, chain, first, run))
                 self._put_keys.update(link.key for link in run)
             first = max(end, first + 1)
         for key, rule in chain.snapshots.values():
@@ -186,7 +191,7 @@ class FileStore:
             nbytes, encode = self._encoder(files, snapshot, {})
             files.write(snapshot.key, DiskFile("", nbytes), encode)
 
-    def _write_run(self, files: PrefixFiles, first: int, before: PrefixKey, run: list[DiskLink]) -> None:
+    def _write_run(self, files: PrefixFiles, chain: PrefixChain, first: int, run: list[DiskLink]) -> None:
         """Write the blocks of an ended sequence, from number `first` on, as far as the index still has them."""
         layout, links, token_ids = self._ledger.layout, list[DiskLink](), list[int]()
         self._put_keys.difference_update(link.key for link in run)
@@ -204,14 +209,19 @@ class FileStore:
             for number, link in enumerate(links)
             for name, array in self._executor.read_states(link.key).items()
         }
+        before, keys = chain.key_after(first), [link.key for link in links]
+        contents = self._ledger.prefixes.runs.contents(keys, chain.root)
         snapshot = Snapshot.of(run_key(links), token_ids, None, layout.even_rows(len(token_ids)), blocks)
         notes = {
             "first": first * layout.block_size,
             "before": before.hex(),
             "links": [(link.key.hex(), link.num_tokens, link.resumable) for link in links],
+            "root": chain.root.hex(),
+            "contents": contents,
         }
         data = self._executor.read_blocks(blocks)
-        file = DiskFile("", data.nbytes, links=tuple(links), before=before)
+        found_by = tuple((chain.root, each) for each in contents)
+        file = DiskFile("", data.nbytes, links=tuple(links), before=before, contents=found_by)
         files.write(snapshot.key, file, partial(files.form.encode, snapshot, data, 0, notes, states))
 
     def _encoder(
@@ -238,8 +248,8 @@ class FileStore:
         fetch.parts, fetch.future = [], None
         if future is None or files is None or future.exception() is not None:
             return
-        for part, first, prefix in zip(parts, fetch.first, future.result(), strict=False):
-            token_ids = list(part.token_ids)
+        for part, prefix in zip(parts, future.result(), strict=False):
+            token_ids = prefix.token_ids
             if fetch.rule is not None:
                 if self._ledger.prefixes.knows(part.key) or self._place_snapshot(
                     prefix, part.key, token_ids, fetch.rule
@@ -258,7 +268,8 @@ class FileStore:
                 if number * size < len(token_ids)
             ]
             before = every[skip - 1].key if skip else part.file.before
-            kept = self._ledger.prefix_rows.keep_run(first, before, links, blocks)
+            first, root = prefix.notes["first"] // size, bytes.fromhex(prefix.notes.get("root", "")) or None
+            kept = self._ledger.prefix_rows.keep_run(first, before, links, blocks, root)
             numbers = {key: number for number, (key, _, _) in enumerate(links)}
             for key in kept:
                 states = {

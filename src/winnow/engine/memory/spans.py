@@ -1,5 +1,6 @@
 """Reuse of what was computed elsewhere: runs of tokens whose KVs are placed where another prompt has them."""
 
+from collections.abc import Sequence as SequenceType
 from math import ceil
 
 from winnow.cache import Ledger
@@ -33,16 +34,12 @@ class SpanReuse:
 
     def look_up(self, sequence: Sequence, end: int) -> None:
         """Find what is known of a waiting sequence's tokens up to `end`, behind the prefix that it begins with."""
-        request, chain = sequence.request, sequence.prefix
+        chain, first = sequence.prefix, sequence.kv.num_computed
         sequence.runs = []
-        if request.reuse == EXACT or chain is None or request.wants_prompt_logprobs or request.images:
+        if chain is None:
             return
-        if sequence.eviction is not None and probes_of(sequence.eviction.policy):
-            return  # they are shown every token
-        first, least, roots, ranges = sequence.kv.num_computed, 1, [chain.root], request.documents
-        if request.reuse == ANYWHERE:
-            least, ranges = _LEAST_UNMARKED, ((0, sequence.prompt_len),)
-            roots.append(chain.approximate_root)
+        roots = [chain.root, chain.approximate_root][: 1 + (sequence.request.reuse == ANYWHERE)]
+        least, ranges = span_ranges(sequence)
         for start, stop in ranges:
             sequence.runs += self._ledger.prefixes.runs.find(
                 roots, sequence.token_ids, max(start, first), min(stop, end), least
@@ -120,6 +117,18 @@ class SpanReuse:
         if sequence.index == 0:
             sequence.request.num_reused_tokens += placed - repaired
             sequence.request.num_repaired_tokens += repaired
+
+
+def span_ranges(sequence: Sequence) -> tuple[int, SequenceType[tuple[int, int]]]:
+    """Return the least tokens of a run that may be placed in a waiting sequence, and tokens among which it stands."""
+    request, eviction = sequence.request, sequence.eviction
+    if request.reuse == EXACT or request.wants_prompt_logprobs or request.images:
+        return 1, ()
+    if eviction is not None and probes_of(eviction.policy):
+        return 1, ()  # they are shown every token
+    return (
+        (_LEAST_UNMARKED, [(0, sequence.prompt_len)]) if request.reuse == ANYWHERE else (1, request.documents)
+    )
 
 
 def _overlap(sequence: Sequence, start: int, end: int) -> bool:
