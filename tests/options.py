@@ -20,6 +20,7 @@ OTHERS = {
     "generation_config": "winnow",
     "tokenizer": "elsewhere",
     "lora": "elsewhere",
+    "documents": "passages",
     "prefix_store": "elsewhere",
     "prefix_cache_dir": "cache",
     "watermark_low": 0.5,

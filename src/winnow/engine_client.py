@@ -262,6 +262,10 @@ class EngineClient:
         """Return what the prefix cache has learnt and forgotten since the last call."""
         return self._of_memory(lambda memory: memory.take_prefix_events())
 
+    def holds_on_disk(self, token_ids: list[int], *, tenant: str | None = None) -> bool:
+        """Return whether the KVs of a prompt lie in `prefix_cache_dir`, to its last token."""
+        return self._of_memory(lambda memory: memory.holds_on_disk(token_ids, tenant))
+
     def write_prefixes(self) -> None:
         """Write to `prefix_cache_dir` what ended requests have left, and wait until it is there."""
         self._of_memory(lambda memory: memory.files.write_all())

@@ -52,6 +52,7 @@ COMMANDS = {
     "check": "load a model and compare it with its own code",
     "doctor": "print what a report of a fault needs",
     "prefix": "save a compressed document, so that prompts that begin with it start from there",
+    "documents": "compute a folder of texts ahead, which prompts then show in any order",
     "policies": "list the eviction policies, or show one in full",
 }
 OF_THE_LAB = frozenset(("eval", "bench", "plan", "tune", "simulate"))

@@ -8,7 +8,7 @@ from winnow.config.option import Effect, option
 from winnow.errors import ConfigError
 from winnow.values.checks import check_choice, check_integer, check_number, require
 from winnow.values.kv_dtype import AUTO, KV_FORMATS, ROTATIONS, KVDtype, check_group
-from winnow.values.reuse import EXACT, REUSES
+from winnow.values.reuse import DOCUMENTS, EXACT, REUSES
 from winnow.values.units import format_bytes, parse_bytes
 from winnow.values.value_tier import ValueTier
 
@@ -51,6 +51,11 @@ class CacheConfig:
     )
     reuse_share: float = option(
         0.15, "part of the tokens of reused documents that is computed again: those that change most"
+    )
+    documents: str | Path | None = option(
+        None,
+        "folder of texts that `winnow documents add` has computed: prompts that mark one as a document take it from "
+        "there, as by reuse=documents, which this brings along",
     )
     prefix_store: str | Path | None = option(
         None,
@@ -140,7 +145,7 @@ class CacheConfig:
             # In vLLM a bare 4 is 4 GiB; as a size it would be 4 bytes.
             what = f"a size of {format_bytes(_LEAST_OFFLOADING)} or more, with its unit, such as 4GiB"
             require(self.kv_offloading_size >= _LEAST_OFFLOADING, "kv_offloading_size", what, typed)
-        for name in ("prefix_store", "prefix_cache_dir"):
+        for name in ("prefix_store", "prefix_cache_dir", "documents"):
             if getattr(self, name) is not None and not self.shares_prefixes:
                 raise ConfigError(
                     f"{name} needs enable_prefix_caching and kv_reservation=on-demand, got {getattr(self, name)} with "
@@ -161,6 +166,11 @@ class CacheConfig:
         check_group("kv_group", self.kv_group)
         check_choice("kv_rotate", self.kv_rotate, ROTATIONS)
         _ = self.kv_dtype, self.tier
+
+    @property
+    def usual_reuse(self) -> str:
+        """What a request that does not say takes of others' KVs."""
+        return DOCUMENTS if self.documents is not None and self.reuse == EXACT else self.reuse
 
     @cached_property
     def kv_dtype(self) -> KVDtype:

@@ -16,6 +16,7 @@ from winnow.errors import InvalidRequestError
 from winnow.eviction import Instruction, Replay
 from winnow.storage.folders import SavedDirectory, open_folder
 from winnow.storage.prefix_files import PrefixFiles
+from winnow.values.reuse import LIBRARY_FOLDER
 
 
 def assemble(
@@ -28,9 +29,15 @@ def assemble(
 ) -> Engine:
     """Set up memory, scheduler and admission; a row of the executor's cache stands for `rows` of the model."""
     cache, most = config.cache, config.eviction.max_round_kvs
-    saved = cached = None
-    if cache.prefix_store is not None:
-        saved = PrefixFiles(SavedDirectory(Path(cache.prefix_store)), None, model.prefix_format())
+    cached = None
+    folders = {
+        "prefix_store": cache.prefix_store,
+        "documents": cache.documents and Path(cache.documents, LIBRARY_FOLDER),
+    }
+    saved, library = (
+        path and PrefixFiles(SavedDirectory(Path(path), name), None, model.prefix_format())
+        for name, path in folders.items()
+    )
     if cache.prefix_cache_dir is not None:
         folder = open_folder(cache.prefix_cache_dir)
         cached = PrefixFiles(folder, cache.prefix_cache_disk, model.prefix_format())
@@ -40,8 +47,9 @@ def assemble(
         config.scheduler,
         prefix_caching=cache.shares_prefixes,
         host_bytes=(cache.kv_offloading_size or 0) // rows,
-        saved=saved,
+        saved=saved or None,
         cached=cached,
+        library=library or None,
         reuse_share=cache.reuse_share,
     )
     if cache.kv_offloading_size is not None:

@@ -260,7 +260,7 @@ class Engine:
 
     def _reuse(self, params: SamplingParams) -> str:
         """Return what a request takes of KVs of others. Warns once where the model allows prefixes alone."""
-        asked = params.reuse or self._config.cache.reuse
+        asked = params.reuse or self._config.cache.usual_reuse
         if asked == EXACT or self._executor.reuse_refusal is None:
             return asked
         warnings.warn(

@@ -110,9 +110,9 @@ class Directory:
 class SavedDirectory(Directory):
     """Directory of files that a user saved: none is deleted for room, and none is marked as used."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str = "prefix_store") -> None:
         if not path.is_dir():
-            raise ConfigError(f"prefix_store must be a directory, got {str(path)!r}")
+            raise ConfigError(f"{name} must be a directory of what was saved, got {str(path)!r}")
         self._path, self._seen_at = path, 0
 
     def write(self, name: str, content: bytes) -> None:

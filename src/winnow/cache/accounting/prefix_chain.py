@@ -21,7 +21,7 @@ class PrefixChain:
     def __init__(self, salt: str, block_size: int) -> None:
         self.salt = salt
         self._block_size = block_size
-        self._seed = sha256(salt.encode(errors="surrogatepass")).digest()
+        self._seed = root_of(salt)
         self._last = self._seed
         self._parted: tuple[int, PrefixKey] | None = None
         # Key and tokens of each block.
@@ -98,6 +98,10 @@ class PrefixChain:
         whole, length = len(token_ids) // self._block_size, len(token_ids).to_bytes(8, "little")
         state = _digest(self.key_after(whole), token_ids[whole * self._block_size :])
         return sha256(b"snapshot" + state + length + rule).digest()
+
+
+def root_of(salt: str) -> PrefixKey:
+    return sha256(salt.encode(errors="surrogatepass")).digest()
 
 
 def _parted_key(before: PrefixKey) -> PrefixKey:

@@ -1,6 +1,7 @@
 """Runs of tokens that the prefix index knows, wherever in another prompt they stood."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -47,10 +48,12 @@ class TokenRuns:
         self._powers = np.array(powers, dtype=np.uint64)
         self._by_content: dict[BlockContent, dict[PrefixKey, None]] = {}
         self._content_of: dict[PrefixKey, BlockContent] = {}
+        self._num_blocks = Counter[PrefixKey]()
 
     def put(self, key: PrefixKey, root: PrefixKey, token_ids: Sequence[int]) -> None:
         """Let a whole block be found by those who share its `root`, which follows from the salt."""
         content = self._content_of[key] = root, self.hashes(token_ids)[0]
+        self._num_blocks[root] += 1
         self._by_content.setdefault(content, {})[key] = None
 
     def contents(self, keys: Sequence[PrefixKey], root: PrefixKey) -> list[int]:
@@ -61,17 +64,19 @@ class TokenRuns:
     def drop(self, key: PrefixKey) -> None:
         content = self._content_of.pop(key, None)
         if content is not None:
+            self._num_blocks[content[0]] -= 1
             del self._by_content[content][key]
             if not self._by_content[content]:
                 del self._by_content[content]
 
     def find(
-        self, roots: Sequence[PrefixKey], token_ids: Sequence[int], start: int, end: int, least: int
+        self, least: Mapping[PrefixKey, int], token_ids: Sequence[int], start: int, end: int
     ) -> list[TokenRun]:
-        """Return known runs of at least `least` tokens, and a block, among tokens start..end - 1, in order. Those of
-        the first of `roots` alone go before those that need the others too."""
+        """Return known runs of some roots among tokens start..end - 1, in order: of `least` tokens of each root and of
+        a block. Those of the first root alone go before those that need the others too."""
         found: list[TokenRun] = []
-        if not self._by_content or end - start < max(least, self._size):
+        roots = [root for root in least if self._num_blocks[root]]
+        if not roots or end - start < self._size:
             return found
         at, hashes = start, self.hashes(token_ids[start:end])
         while at + self._size <= end:
@@ -80,7 +85,7 @@ class TokenRuns:
                 known = list(self._by_content.get((root, hashes[at - start]), ()))[-_TRIED:]
                 runs = [self._extend(key, roots[:count], token_ids, at, first, end) for key in known]
                 run = max(filter(None, runs), key=lambda r: r.end - r.start, default=None)
-                if run is not None and run.end - run.start >= least:
+                if run is not None and run.end - run.start >= least[root]:
                     found.append(run)
                     at = run.end
                     break

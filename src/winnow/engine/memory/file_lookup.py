@@ -1,19 +1,20 @@
 """What files hold of a prompt beyond what memory knows: parts to read for a sequence, and documents of users."""
 
-from collections.abc import Hashable, Iterator, Sequence as SequenceType
+from collections.abc import Hashable, Sequence as SequenceType
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import takewhile
 
 from winnow.cache import Ledger
-from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, root_of
 from winnow.engine.memory.chains import chain_of, is_portable, stored_accumulators
-from winnow.engine.memory.spans import span_ranges
+from winnow.engine.memory.spans import searches
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import SequenceEviction
 from winnow.storage.prefix_files import DiskPart, PrefixFiles, SavedDocument, run_key
 from winnow.storage.prefix_format import SavedPrefix
 from winnow.values.json_values import json_value
+from winnow.values.reuse import LIBRARY
 from winnow.values.tenants import TenantName
 
 
@@ -45,12 +46,16 @@ class Fetch:
 
 class FileLookup:
     def __init__(
-        self, ledger: Ledger, sources: SequenceType[PrefixFiles], cached: PrefixFiles | None
+        self,
+        ledger: Ledger,
+        sources: SequenceType[PrefixFiles],
+        cached: PrefixFiles | None,
+        library: PrefixFiles | None,
     ) -> None:
         self._layout = ledger.layout
         self._index = ledger.prefixes
         self._sources = sources
-        self._cached = cached
+        self._cached, self._library = cached, library
 
     def fetch(self, sequence: Sequence, most_tokens: int) -> Fetch:
         """Return what is to be read for a sequence. Nothing is read yet."""
@@ -58,7 +63,12 @@ class FileLookup:
         fetch = self._snapshot_fetch(sequence)
         if fetch is None and self._cached is not None:
             fetch = self._run_fetch(self._cached, sequence, sequence.prefix, most_tokens)
-        return fetch or Fetch([])
+        if fetch is not None and fetch.parts:
+            return fetch
+        for files in self._sources:
+            if parts := self._span_parts(files, sequence, sequence.prefix, most_tokens):
+                return Fetch(parts, None, files)
+        return Fetch([])
 
     def _snapshot_fetch(self, sequence: Sequence) -> Fetch | None:
         assert sequence.prefix is not None, "who looks for a prefix has a chain"
@@ -107,21 +117,24 @@ class FileLookup:
             parts.append(
                 DiskPart(file, run_key(file.links), sequence.prefix_ids[begin : begin + tokens], 0, skip)
             )
-        parts += self._span_parts(tier, sequence, chain, last * size, most_tokens)
         return Fetch(parts, None, tier)
 
     def _span_parts(
-        self, tier: PrefixFiles, sequence: Sequence, chain: PrefixChain, start: int, end: int
-    ) -> Iterator[DiskPart]:
-        """Yield runs of blocks that stand elsewhere in a prompt, behind token `start`, with the blocks beside them, of
-        which some tokens may stand there too."""
-        size, least, ranges = self._layout.block_size, *span_ranges(sequence)
-        for first, stop in ranges:
+        self, files: PrefixFiles, sequence: Sequence, chain: PrefixChain, end: int
+    ) -> list[DiskPart]:
+        """Return runs of blocks that stand elsewhere in a prompt, with the blocks beside them, of which some tokens may
+        stand there too: behind the prefix that the index knows, and where it knows no run."""
+        size, root = self._layout.block_size, root_of(LIBRARY) if files is self._library else chain.root
+        parts: list[DiskPart] = []
+        start = self._index.num_tokens(self._index.match(chain, end))
+        for first, stop, least in searches(sequence):
+            if root not in least:
+                continue
             at, token_ids = max(first, start), sequence.token_ids[: min(stop, end)]
             hashes = self._index.runs.hashes(token_ids[at:]) if len(token_ids) - at >= size else []
             begin = at
             while at - begin < len(hashes):
-                place = tier.place((chain.root, hashes[at - begin]))
+                place = files.place((root, hashes[at - begin]))
                 if place is None:
                     at += 1
                     continue
@@ -130,9 +143,13 @@ class FileLookup:
                 count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1][1], pairs))
                 skip, until = max(number - 1, 0), min(number + count + 1, len(file.links))
                 links = file.links[skip:until]
-                if count * size > least - 2 * size and not all(self._index.knows(each.key) for each in links):
-                    yield DiskPart(file, run_key(file.links), sum(each.num_tokens for each in links), 0, skip)
+                if count * size > least[root] - 2 * size and not all(
+                    self._index.knows(each.key) for each in links
+                ):
+                    tokens = sum(each.num_tokens for each in links)
+                    parts.append(DiskPart(file, run_key(file.links), tokens, 0, skip))
                 at += count * size
+        return parts
 
     def _resume_point(
         self,

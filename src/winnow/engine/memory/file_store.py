@@ -30,20 +30,26 @@ _MOST_TRIES = 4
 
 
 class FileStore:
-    """Mover of prefixes between the index and files: those that users `saved`, and the `cached` that come and go.
+    """Mover of prefixes between the index and files: those that users `saved`, the `cached` that come and go, and a
+    `library` of documents.
 
     What a sequence leaves in the index is read from the cache when it ends, and written meanwhile. What a new one can
     begin with is read while it waits, and put into the index when there is room for the sequence.
     """
 
     def __init__(
-        self, executor: Executor, ledger: Ledger, saved: PrefixFiles | None, cached: PrefixFiles | None
+        self,
+        executor: Executor,
+        ledger: Ledger,
+        saved: PrefixFiles | None,
+        cached: PrefixFiles | None,
+        library: PrefixFiles | None = None,
     ) -> None:
         self.cached, self._saved = cached, saved
-        self._sources = [files for files in (saved, cached) if files is not None]
+        self._sources = [files for files in (saved, cached, library) if files is not None]
         self.has_any = bool(self._sources)
         self._executor, self._ledger, layout = executor, ledger, ledger.layout
-        self._lookup = FileLookup(ledger, self._sources, cached)
+        self._lookup = FileLookup(ledger, self._sources, cached, library)
         self.documents = SavedDocuments(saved, layout.block_size)
         self._puts: deque[Callable[[], None]] = deque()
         self._put_keys: set[PrefixKey] = set()

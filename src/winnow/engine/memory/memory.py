@@ -11,6 +11,7 @@ from winnow.cache.accounting.prefix_chain import PrefixEvent, PrefixLog
 from winnow.cache.layout import PAGE_ENTRIES, IntArray, ceil_div
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
+from winnow.engine.memory.chains import chain_of
 from winnow.engine.memory.file_store import FileStore
 from winnow.engine.memory.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.memory.room import Room
@@ -22,7 +23,7 @@ from winnow.engine.requests.request import KVState, Sequence
 from winnow.storage.folders import SavedDirectory
 from winnow.storage.prefix_files import PrefixFiles
 from winnow.storage.prefix_format import PrefixFormat
-from winnow.values.tenants import TenantTable
+from winnow.values.tenants import TenantName, TenantTable
 
 
 class Memory:
@@ -31,7 +32,7 @@ class Memory:
     Args:
         prefix_caching: False: no sequence begins with what another computed.
         host_bytes: most bytes of copies in host memory.
-        saved, cached: see `FileStore`.
+        saved, cached, library: see `FileStore`.
         costs: what copies and recomputing cost; None: they are measured.
         reuse_share: part of the tokens of placed spans that is computed again.
     """
@@ -46,13 +47,14 @@ class Memory:
         host_bytes: int = 0,
         saved: PrefixFiles | None = None,
         cached: PrefixFiles | None = None,
+        library: PrefixFiles | None = None,
         costs: SwapCosts | None = None,
         reuse_share: float = 0.15,
     ) -> None:
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self.tenants = TenantTable(config.tenants)
         self.swap = Swap(executor, self.ledger, clock, self.tenants, costs or SwapCosts())
-        self.files = FileStore(executor, self.ledger, saved, cached)
+        self.files = FileStore(executor, self.ledger, saved, cached, library)
         self.sessions = Sessions(self.ledger, clock, self.files)
         self.spans = SpanReuse(self.ledger, reuse_share)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.files, self.sessions, self.spans)
@@ -171,6 +173,12 @@ class Memory:
         """Forget what steps left that failed half-way. Nor is it known what the executor made of the last update."""
         self.ledger.prefixes.clear()
         self.ledger.repeat_update()
+
+    def holds_on_disk(self, token_ids: list[int], tenant: TenantName) -> bool:
+        """Return whether the end of a prompt lies in files, as a request of the tenant left it."""
+        chain = chain_of(token_ids, tenant, self.ledger.layout.block_size, None)
+        whole = len(token_ids) % self.ledger.layout.block_size == 0
+        return self.files.holds(chain.links[-1][0] if whole else chain.tail_key(token_ids))
 
     def save_prefix(self, sequence: Sequence, directory: Path, form: PrefixFormat) -> Path:
         return directory / self.prefixes.save(sequence, PrefixFiles(SavedDirectory(directory), None, form))

@@ -1,19 +1,22 @@
 """Reuse of what was computed elsewhere: runs of tokens whose KVs are placed where another prompt has them."""
 
-from collections.abc import Sequence as SequenceType
+from collections.abc import Iterator
 from math import ceil
 
 from winnow.cache import Ledger
+from winnow.cache.accounting.prefix_chain import PrefixKey, root_of
 from winnow.cache.layout import ceil_div
 from winnow.engine.plan import PlacedSpan
 from winnow.engine.requests.request import Sequence
 from winnow.eviction.probes import probes_of
-from winnow.values.reuse import ANYWHERE, EXACT
+from winnow.values.reuse import ANYWHERE, EXACT, LIBRARY
 
 FIRST_LAYERS = 2
 """Layers that compute all tokens: what has changed by then says which tokens the others compute."""
 _LEAST_UNMARKED = 128
 """Tokens of a run that no mark of the prompt says to be a unit."""
+_LEAST_OF_LIBRARY = 32
+"""The same of documents that were computed ahead."""
 
 
 class SpanReuse:
@@ -34,15 +37,10 @@ class SpanReuse:
 
     def look_up(self, sequence: Sequence, end: int) -> None:
         """Find what is known of a waiting sequence's tokens up to `end`, behind the prefix that it begins with."""
-        chain, first = sequence.prefix, sequence.kv.num_computed
-        sequence.runs = []
-        if chain is None:
-            return
-        roots = [chain.root, chain.approximate_root][: 1 + (sequence.request.reuse == ANYWHERE)]
-        least, ranges = span_ranges(sequence)
-        for start, stop in ranges:
+        first, sequence.runs = sequence.kv.num_computed, []
+        for start, stop, least in searches(sequence):
             sequence.runs += self._ledger.prefixes.runs.find(
-                roots, sequence.token_ids, max(start, first), min(stop, end), least
+                least, sequence.token_ids, max(start, first), min(stop, end)
             )
 
     def begin(self, sequence: Sequence) -> None:
@@ -119,16 +117,23 @@ class SpanReuse:
             sequence.request.num_repaired_tokens += repaired
 
 
-def span_ranges(sequence: Sequence) -> tuple[int, SequenceType[tuple[int, int]]]:
-    """Return the least tokens of a run that may be placed in a waiting sequence, and tokens among which it stands."""
-    request, eviction = sequence.request, sequence.eviction
-    if request.reuse == EXACT or request.wants_prompt_logprobs or request.images:
-        return 1, ()
-    if eviction is not None and probes_of(eviction.policy):
-        return 1, ()  # they are shown every token
-    return (
-        (_LEAST_UNMARKED, [(0, sequence.prompt_len)]) if request.reuse == ANYWHERE else (1, request.documents)
-    )
+def searches(sequence: Sequence) -> Iterator[tuple[int, int, dict[PrefixKey, int]]]:
+    """Yield tokens start..end - 1 of a waiting sequence, in order, among which runs may be placed: of these roots, and
+    of as many tokens at least. A document that was computed ahead is a unit where no mark says so, too."""
+    request, chain, library, at = sequence.request, sequence.prefix, root_of(LIBRARY), 0
+    if request.reuse == EXACT or chain is None or request.wants_prompt_logprobs or request.images:
+        return
+    if sequence.eviction is not None and probes_of(sequence.eviction.policy):
+        return  # they are shown every token
+    if request.reuse == ANYWHERE:
+        least = {chain.root: _LEAST_UNMARKED, library: _LEAST_OF_LIBRARY}
+        yield 0, sequence.prompt_len, least | {chain.approximate_root: _LEAST_UNMARKED}
+        return
+    for start, end in request.documents:
+        yield at, start, {library: _LEAST_OF_LIBRARY}
+        yield start, end, {chain.root: 1, library: 1}
+        at = end
+    yield at, sequence.prompt_len, {library: _LEAST_OF_LIBRARY}
 
 
 def _overlap(sequence: Sequence, start: int, end: int) -> bool:

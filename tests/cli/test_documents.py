@@ -1,0 +1,40 @@
+"""`winnow documents add` computes texts that other commands take."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from winnow import LLM, Document, SamplingParams
+from winnow.cli.main import main
+
+TEXTS = [
+    " ".join(f"The {place} of number {n} holds the key {n * 37 % 101}." for n in range(12))
+    for place in ("box", "jar", "bag")
+]
+ASK = SamplingParams(temperature=0, max_tokens=4)
+
+
+def test_a_folder_is_computed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add = ["documents", "add", str(tmp_path), "--model", "demo", "--kv-memory", "64MiB"]
+    assert main(add) == 2
+    assert "FOLDER must be a directory with .txt or .md files" in capsys.readouterr().err
+    for count in (2, 3):
+        (tmp_path / "more").mkdir(exist_ok=True)
+        for number, text in enumerate(TEXTS[:count]):
+            (tmp_path / "more" / f"{number}.txt").write_text(text)
+        assert main(add) == 0
+        assert f"{[2, 1][count - 2]} of {count} texts computed" in capsys.readouterr().out
+    marked = ["Read.\n", *map(Document, reversed(TEXTS)), "\nWhich key is in jar 3?"]
+    plain = "\n\n".join(["Read:", *TEXTS[1:], *TEXTS[:1], "Which key is in jar 4?"])
+    with LLM(kv_memory="64MiB", documents=tmp_path) as llm:
+        for tenant, prompt in ((None, marked), ("ada", marked), ("bo", plain)):
+            [exact] = llm.generate([prompt], replace(ASK, reuse="exact"), tenant=tenant)
+            assert exact.num_reused_tokens == exact.num_cached_tokens == 0
+            llm.reset_prefix_cache()
+            [output] = llm.generate([prompt], ASK, tenant=tenant)
+            assert output.num_cached_tokens == 0 and output.num_repaired_tokens
+            assert output.num_reused_tokens + output.num_repaired_tokens > 0.9 * len(output.prompt_token_ids)
+    with LLM(kv_memory="64MiB", documents=tmp_path, kv_cache_dtype="int8") as llm:  # another cache's
+        [output] = llm.generate([plain], ASK)
+        assert output.num_reused_tokens == 0
