@@ -19,6 +19,7 @@ from winnow.eviction import (
     KeyDeviation,
     KeyDifference,
     KeyNorm,
+    KeysWithin,
     LastQuery,
     Leverage,
     Random,
@@ -48,6 +49,8 @@ class DenseScores(DenseState):
         }
 
     def _scores(self, row: Row, scorer: Scorer) -> dict[int, Score]:
+        if isinstance(scorer, KeysWithin):
+            return self._scores(row, KeyDeviation() if self.computed < self.context_len else scorer.inner)
         if isinstance(scorer, ByKeyDeviation | ByValueNorm):
             return self._times_factor(row, scorer)
         if isinstance(scorer, BySentence):

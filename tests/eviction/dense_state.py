@@ -149,8 +149,11 @@ class DenseState:
         when = policy.when
         if isinstance(policy.budget, Fixed):
             budget = policy.budget.kvs
-        self.limit = budget if when.within else budget + (when.prefill_every or 0)
-        self.target = budget - (when.prefill_every or 0) if when.within else budget
+        self._target = budget - (when.prefill_every or 0) if when.within else budget
+        self._inner_target = self._target
+        if when.prefill_compression is not None:
+            self._inner_target = max(self._target, math.ceil(self.context_len / when.prefill_compression))
+        self.limit = budget if when.within else self._inner_target + (when.prefill_every or 0)
         recent = policy.keep.recent
         self.recent = (
             floor_share(recent, max(self.target - policy.keep.sinks, 0))
@@ -161,6 +164,11 @@ class DenseState:
             [Row(layer, head, room, model.group, model.head_dim) for head in range(model.num_heads)]
             for layer in range(model.num_layers)
         ]
+
+    @property
+    def target(self) -> int:
+        """KVs per row that a round now leaves."""
+        return self._inner_target if self.computed < self.context_len else self._target
 
     @property
     def all_rows(self) -> list[Row]:

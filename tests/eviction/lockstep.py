@@ -339,10 +339,8 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
     """The policy with numbers so small that all of it matters to short prompts."""
     score, budget, keep, when = policy.score, policy.budget, policy.keep, policy.when
     window = rng.choice([4, 8])
-    if isinstance(score, Window):
+    if score.window and isinstance(score, Window | Derived):
         score = _narrow(score, window)
-    elif isinstance(score, Derived) and score.window:
-        score = _narrow(replace(score, inner=_narrow(score.inner, window)), window)
     elif isinstance(score, BelowAverage):
         score = replace(score, history=rng.choice([5, 12]))
     elif isinstance(score, Cumulative) and score.exclude_first:
@@ -357,6 +355,8 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
         keep = replace(keep, sinks=rng.choice([1, 2]))
     if when.prefill_every:
         when = replace(when, prefill_every=rng.choice([8, 16]))
+    if when.prefill_compression:
+        when = replace(when, prefill_compression=rng.choice([1.5, 2.5]))
     if when.decode_every and when.decode_every > 1:
         when = replace(when, decode_every=rng.choice([3, 8]))
     return replace(policy, score=score, budget=budget, keep=keep, when=when)
@@ -366,6 +366,8 @@ def _narrow(score: Scorer, window: int) -> Scorer:
     """The score with a window of `window` queries, and pooling over three KVs where it pools sentences."""
     if isinstance(score, BySentence):
         return replace(score, inner=_narrow(score.inner, window), pool=Smoothing(3))
+    if isinstance(score, Derived):
+        return replace(score, inner=_narrow(score.inner, window))
     return replace(score, size=window) if isinstance(score, Window) else score
 
 

@@ -95,6 +95,11 @@ TIMES_KEYS: dict[str, Number] = {
     "class": ("ByKeyDeviation", "own: what the question asks of, times keys unlike the others"),
 }
 SEEN: Row = inner(SENTENCE, **TIMES_KEYS)
+SEEN_PD: Row = {
+    **inner(SEEN, **{"class": ("KeysWithin", "own: the question is still to come")}),
+    "when.prefill_every": (256, "own: as winnow-keys-pd"),
+    "when.prefill_compression": (4.0, "own: keys lose nothing of 60 chats at 4x, a third at 8x"),
+}
 LEVERAGE_SCORE: Row = {
     "score.class": ("Leverage", "own: Compactor's score, exact"),
     "score.ridge": (0.1, "own: docs/eviction.md, searched on seeds 5 and 6"),
@@ -222,6 +227,7 @@ PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
     "winnow": SEEN,
     "winnow-seen": SEEN,
+    "winnow-seen-pd": SEEN_PD,
     "winnow-seen-keys": SEEN,
     "winnow-sentence": SENTENCE,
     "winnow-window": WINDOW,

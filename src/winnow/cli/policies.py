@@ -24,6 +24,7 @@ NOTES: Mapping[str, tuple[str, str, str]] = {
     "winnow": ("one of the next that suits", "as that", "-"),
     "winnow-seen": ("questions at the end", "next to nothing", "the question seen"),
     "winnow-sentence": ("as winnow-seen, few rows", "next to nothing", "the question seen"),
+    "winnow-seen-pd": ("the same, prompts beyond memory", "next to nothing", "the question seen"),
     "winnow-keys": ("a document, asked often", "next to nothing", "-"),
     "winnow-keys-pd": ("prompts beyond memory", "next to nothing", "-"),
     "kvzip-keys": ("as winnow-keys, at 16x", "1.6 prefills", "room for it twice"),

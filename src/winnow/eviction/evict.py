@@ -124,11 +124,12 @@ def _round(cache: PagedCache, policy: EvictionPolicy, members: Sequence[Eviction
     return RoundInputs(
         slots=slots,
         now=column([member.computed - 1 for member in members]).int(),
-        budget=column([member.eviction.target for member in members]),
+        budget=column([member.eviction.target_at(member.computed) for member in members]),
         sinks=policy.keep.sinks,
         recent=column([member.eviction.recent_at(member.computed) for member in members]),
         spans=tuple(member.eviction.spans for member in members),
         tokens=column([member.computed for member in members]),
+        within=tuple(member.computed < member.eviction.context_len for member in members),
     )
 
 

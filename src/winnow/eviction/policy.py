@@ -19,6 +19,8 @@ class When:
     prefill_every: int | None = None
     """Within the prompt, before each further `prefill_every` tokens (Batch-Max Algorithm 1), so that it never has to
     fit whole."""
+    prefill_compression: float | None = None
+    """Tokens of the context for each KV that rounds within the prompt leave at least; None: these leave the budget."""
     decode_every: int | None = None
     """Tokens between rounds while decoding."""
     every_steps: int | None = None
@@ -45,6 +47,14 @@ class When:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.prefill_compression is not None:
+            if not self.prefill_compression >= 1.0:
+                raise ConfigError(f"prefill_compression must be at least 1, got {self.prefill_compression}")
+            if self.prefill_every is None or self.within or not self.after_prefill:
+                raise ConfigError(
+                    "prefill_compression is of rounds within the prompt that one behind it follows: it needs "
+                    "prefill_every and after_prefill, and does not go with within"
+                )
         if self.within and self.prefill_every is None:
             raise ConfigError("within needs prefill_every: it says how many tokens the budget has room for")
         if self.late and (self.after_prefill or self.in_prefill or not self.pressure):

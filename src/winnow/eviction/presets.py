@@ -18,6 +18,7 @@ from winnow.eviction.scores import (
     KeyDeviation,
     KeyDifference,
     KeyNorm,
+    KeysWithin,
     LastQuery,
     Leverage,
     Random,
@@ -84,6 +85,14 @@ PRESETS: dict[str, Preset] = {
     SEEN: Preset(
         _SEEN,
         "Winnow's own: the fourth root of winnow-sentence times winnow-keys, for a question that is seen",
+    ),
+    "winnow-seen-pd": Preset(
+        replace(
+            _SEEN,
+            score=KeysWithin(_SEEN.score),
+            when=When(after_prefill=True, prefill_every=256, prefill_compression=4.0, pressure=True),
+        ),
+        "the same where the prompt ends; within it rounds by keys, which leave a quarter",
     ),
     "winnow-seen-keys": Preset(_SEEN, "an earlier name of winnow-seen"),
     SENTENCE: Preset(_SENTENCE, "Winnow's own: winnow-window, or a share of the sentence's largest"),

@@ -108,6 +108,8 @@ class ResolvedPolicy:
         context_len = prompt_len if request.context_tokens is None else request.context_tokens
         budget = self.budget(context_len)
         eviction = SequenceEviction(policy, budget, prompt_len, context_len, tuple(request.protect))
+        if policy.when.prefill_compression is not None:
+            eviction = replace(eviction, prefill_budget=eviction.at(policy.when.prefill_compression).budget)
         if may_idle and num_tokens <= (budget if policy.when.within else eviction.target):
             return None
         _check_spans(eviction)

@@ -25,6 +25,7 @@ class RoundInputs:
     recent: Tensor  # number of last positions that are protected, int64 [B]
     spans: tuple[tuple[tuple[int, int], ...], ...]  # further protected positions, as half-open intervals
     tokens: Tensor  # tokens computed so far, int64 [B]
+    within: tuple[bool, ...] = ()  # which of them still compute their context; empty: none
 
     @cached_property
     def num_positions(self) -> int:

@@ -40,6 +40,8 @@ class SequenceEviction:
     """Replay passes that run behind the context before its round, one by one; the KVs of each are dropped."""
     uncut: tuple[tuple[int, int], ...] = ()
     """Runs of tokens within which there is no round (`PromptImage.two_way`): it comes behind them."""
+    prefill_budget: int | None = None
+    """KVs per row that rounds within the prompt leave (`When.prefill_compression`); None: `budget`."""
     first_budget: int | None = None
     """KVs per row that the round after the prompt leaves under a late policy, at least `budget`, which rounds that
     make room go down to; None: no round follows the prompt because it ended."""
@@ -56,6 +58,14 @@ class SequenceEviction:
     def target(self) -> int:
         return self.budget - self._step if self.policy.when.within else self.budget
 
+    def target_at(self, computed: int) -> int:
+        """Return KVs per row that a round leaves when `computed` tokens are computed."""
+        return self.prefill_target if computed < self.context_len else self.target
+
+    @property
+    def prefill_target(self) -> int:
+        return self.target if self.prefill_budget is None else self.prefill_budget
+
     def at(self, compression: float) -> "SequenceEviction":
         """Return the same with a budget of one KV for `compression` tokens of the context, at least its own budget."""
         return replace(self, budget=max(self.budget, ceil(self.context_len / compression)))
@@ -68,7 +78,7 @@ class SequenceEviction:
     @property
     def limit(self) -> int:
         """KVs per row at which a prompt with rounds needs one before its next tokens."""
-        return self.budget if self.policy.when.within else self.budget + self._step
+        return self.budget if self.policy.when.within else self.prefill_target + self._step
 
     @property
     def recent(self) -> int:
@@ -143,7 +153,7 @@ class SequenceEviction:
         """Return whether a round is due before the next tokens. Arguments as above."""
         if self.first_budget is not None and computed == self.context_len:
             return computed != last_round and mean_kvs > self.first_budget
-        if computed == last_round or mean_kvs <= self.target:
+        if computed == last_round or mean_kvs <= self.target_at(computed):
             return False
         when = self.policy.when
         if computed == self.context_len and when.after_prefill:
@@ -205,7 +215,7 @@ class SequenceEviction:
             yield self.context_len, self.rule_at(self.context_len)
         if not self._step or policy.score.needs.probes:
             return
-        apart = self._step * ceil_div(self.target, self._step)
+        apart = self._step * ceil_div(self.prefill_target, self._step)
         last = min(self.question_end, self.context_len - 1, self.prompt_len - 1)
         ends = {self._uncut_end(computed) for computed in range(self.limit, last + 1, apart)}
         for computed in sorted((end for end in ends if end <= last), reverse=True):
@@ -254,7 +264,8 @@ class SequenceEviction:
             context += self.longest_pass
         prefill = rows.blocks_for(context)
         if self._step:
-            prefill = self._blocks_above_target(rows, self._most_step, context)
+            within = self if self.prefill_budget is None else replace(self, budget=self.prefill_budget)
+            prefill = within._blocks_above_target(rows, self._most_step, context)
         if num_tokens <= self.context_len:
             return windowed + prefill
         return max(windowed + prefill, self.decode_blocks(layout, num_tokens))

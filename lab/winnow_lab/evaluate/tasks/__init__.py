@@ -17,6 +17,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "needle": "winnow_lab.evaluate.tasks.in_prose:NEEDLE",
         "needle-chat": "winnow_lab.evaluate.tasks.in_prose:NEEDLE_CHAT",
         "documents": "winnow_lab.evaluate.tasks.in_prose:DOCUMENTS",
+        "code": "winnow_lab.evaluate.tasks.code:CODE",
         "longbench": "winnow_lab.evaluate.tasks.longbench:LONGBENCH",
         "longbench-kv-compress": "winnow_lab.evaluate.tasks.longbench:LONGBENCH_KV_COMPRESS",
         "longbench-kv-compress-70b": "winnow_lab.evaluate.tasks.longbench:LONGBENCH_KV_COMPRESS_70B",

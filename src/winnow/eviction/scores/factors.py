@@ -146,3 +146,23 @@ class ByKeyDeviation(Factor):
 
     def factor(self, rows: LayerRows) -> Tensor:
         return KeyDeviation().score(rows).clamp_min_(0.0)
+
+
+@dataclass(frozen=True)
+class KeysWithin(Derived):
+    """`KeyDeviation` in rounds within the prompt, when the question is still to come; else a score that knows it."""
+
+    @property
+    def needs(self) -> Needs:
+        return replace(self.inner.needs, rotation=True)
+
+    def score(self, rows: LayerRows) -> Tensor:
+        within = rows.round.within
+        if not any(within):
+            return self.inner.score(rows)
+        keys = KeyDeviation().score(rows)
+        if all(within):
+            return keys
+        return torch.where(
+            torch.tensor(within, device=keys.device)[:, None, None], keys, self.inner.score(rows)
+        )
