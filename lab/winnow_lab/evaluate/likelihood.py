@@ -113,7 +113,7 @@ def score_pairs(
 
     for indices, output in run_all(llm, submitted(), on_step):
         for index, answer in zip(indices, output.outputs, strict=True):
-            yield index, _read(answer, len(pairs[index].continuation))
+            yield index, read_likelihood(answer, len(pairs[index].continuation))
 
 
 def _sharing_context(pairs: Sequence[Pair], most: int) -> Iterator[list[int]]:
@@ -140,7 +140,7 @@ def _params(first: Pair, continuations: Sequence[tuple[int, ...]], keeping: Keep
     )
 
 
-def _read(answer: CompletionOutput, length: int) -> Likelihood:
+def read_likelihood(answer: CompletionOutput, length: int) -> Likelihood:
     assert answer.logprobs is not None, "logprobs were asked for"
     pairs = zip(answer.token_ids[:length], answer.logprobs[:length], strict=True)
     predicted = [logprobs[token] for token, logprobs in pairs if logprobs is not None]

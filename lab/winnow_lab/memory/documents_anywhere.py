@@ -1,12 +1,16 @@
-"""Time saved and answers lost where documents are computed once and reused anywhere in later prompts.
+"""Time saved and answers lost where texts are computed once and reused anywhere in later prompts.
 
-    python -m winnow_lab.memory.documents_anywhere FILE.jsonl -o PAGE
+    python -m winnow_lab.memory.documents_anywhere [FILE] -o PAGE
 
-FILE has a question, its answers and its passage in each line, as the oracle files of nelson-liu/lost-in-the-middle do.
-A job asks each question of several passages, its own among them, each passage in as many prompts, at places drawn anew.
-It is run with the prefix cache alone, and with documents reused at several shares (`reuse_share`): one request after
-the other, then once more for the nats of the right answer, which is forced. Processor seconds stand beside those of the
-clock, which a busy machine spoils. Greedy.
+Passages and questions are those of FILE, of SQuAD's form, as XQuAD's are; without it, the prose that ships with two
+facts in each, of which one is asked for. A job asks each question of several passages, its own among them, each passage
+in as many prompts, at places drawn anew. It is run with the prefix cache alone, and with documents reused at
+several shares (`reuse_share`), one request after the other; each is asked once more for the nats of the right answer,
+which is forced. With --ahead passages are computed before, as `winnow documents add` does. With --halves each passage
+is two documents, one behind the other, so that what the second says follows from the first. With --session the job is
+an agent's: each question is answered from the text that a tool returns, and of older texts all but the last --keep are
+cleared, so that what stands behind them moves. Processor seconds stand beside those of the clock, which a busy machine
+spoils. Greedy.
 """
 
 import gzip
@@ -14,89 +18,154 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from winnow import LLM, Document, RequestOutput, SamplingParams
+from winnow_lab.evaluate.demo_tasks import Haystack
+from winnow_lab.evaluate.likelihood import read_likelihood
+from winnow_lab.evaluate.tasks.files import shipped_sentences
+from winnow_lab.evaluate.tasks.in_prose import document_sample
+from winnow_lab.evaluate.tasks.task import TaskSettings
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import RealModelOptions, Result, flag, run_study
 
-_HEAD = "Answer the question with a few words from the documents.\n\n"
+_HEAD = "<|im_start|>user\nAnswer the question with a few words from the documents.\n\n"
+"""Written as SmolLM2, Qwen and others read a conversation."""
 
 
 @dataclass(frozen=True)
 class Options(RealModelOptions):
-    file: str = flag("", "JSON Lines, gzipped or not", positional=True)
-    questions: int = flag(24, least=2)
+    file: str = flag("", "SQuAD's JSON, gzipped or not", positional=True)
+    questions: int = flag(60, least=2)
     documents: int = flag(6, "of a prompt", least=2)
     shares: tuple[float, ...] = flag(
-        (0.0, 0.15, 0.3, 1.0), "of reused tokens that are computed again", least=0
+        (0.0, 0.05, 0.15, 0.3, 1.0), "of reused tokens that are computed again", least=0
     )
-    least: int = flag(500, "characters of a passage", least=1)
+    least: int = flag(0, "characters of a passage", least=0)
+    tokens: int = flag(300, "of a passage, its question and answer, without FILE; about", least=100)
+    ahead: bool = flag(False, "compute the passages before")
+    halves: bool = flag(False, "cut each passage in two documents")
+    session: bool = flag(False, "an agent's session, from which old texts leave")
+    keep: int = flag(6, "texts of a session that stay", least=1)
     seed: int = flag(1)
     threads: int = flag(0, "0: as the machine has", least=0)
 
 
-class Asked(NamedTuple):
-    prompt: list[str | Document]
+class Passage(NamedTuple):
+    text: str
+    question: str
     answers: list[str]
+    begun: str = ""
+    """What an answer begins with, which the model is given."""
+
+
+class Asked(NamedTuple):
+    prompt: str | list[str | Document]
+    passage: Passage
+
+
+def _passages(options: Options) -> Iterator[Passage]:
+    """Yield passages with a question each; one may come again with another."""
+    if not options.file:
+
+        def length(text: str) -> int:
+            return len(text) // 4 + 1  # tokens, about, of any model
+
+        settings = TaskSettings(length, lambda text, most: text, 2**20, questions=2, seed=options.seed)
+        haystack = Haystack.build(shipped_sentences(), length)
+        for number in range(2 * options.questions):
+            sample = document_sample(settings, haystack, "facts", options.tokens, number)
+            first = sample.questions[0]
+            yield Passage(sample.context, first.text.strip(), list(first.references), first.prefix.strip())
+        return
+    path = Path(options.file)
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        for article in json.load(file)["data"]:
+            for paragraph in article["paragraphs"]:
+                for asked in paragraph["qas"]:
+                    answers = [each["text"] for each in asked["answers"]]
+                    yield Passage(paragraph["context"], asked["question"], answers)
 
 
 def job(options: Options) -> list[Asked]:
-    path = Path(options.file)
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        rows = [json.loads(line) for line in lines]
-    rng = random.Random(options.seed)
+    rng, rows = random.Random(options.seed), list(_passages(options))
     rng.shuffle(rows)
-    found: dict[str, tuple[str, list[str]]] = {}
-    for row in rows:
-        text = f"{row['ctxs'][0]['title']}: {row['ctxs'][0]['text']}\n\n"
-        if len(text) >= options.least and any(each in text for each in row["answers"]):
-            found.setdefault(text, (row["question"], [each for each in row["answers"] if each in text]))
-    texts, count = list(found)[: options.questions], options.documents
+    found: dict[str, Passage] = {}
+    asked_of = Counter(each.question for each in rows)
+    for each in rows:
+        if len(each.text) >= options.least and asked_of[each.question] == 1:
+            found.setdefault(each.text, each)
+    passages, count = list(found.values())[: options.questions], options.documents
+    if options.session:
+        return _session(passages, options.keep)
     # Each passage stands in `documents` prompts: those of the passages that follow it in an order of each distance.
-    steps = rng.sample(range(1, len(texts)), min(count, len(texts)) - 1)
+    steps = rng.sample(range(1, len(passages)), min(count, len(passages)) - 1)
     asked = []
-    for number, text in enumerate(texts):
-        shown = [text, *(texts[(number + step) % len(texts)] for step in steps)]
+    for number, own in enumerate(passages):
+        shown = [own.text, *(passages[(number + step) % len(passages)].text for step in steps)]
         rng.shuffle(shown)
-        question, answers = found[text]
-        ending = f"Question: {question}?\nAnswer:"
-        asked.append(Asked([_HEAD, *map(Document, shown), ending], answers))
+        parts = [part for each in shown for part in (_halves(each) if options.halves else [each])]
+        ending = f"{own.question}<|im_end|>\n<|im_start|>assistant\n{own.begun}"
+        asked.append(Asked([_HEAD, *(Document(f"{part}\n\n") for part in parts), ending], own))
     return asked
 
 
-def measure(options: Options, asked: Sequence[Asked], reuse: dict[str, Any]) -> dict[str, float]:
+def _halves(text: str) -> list[str]:
+    """Cut a text at the end of a sentence, as near to its middle as there is one."""
+    ends = [place + 2 for place in range(len(text)) if text.startswith(". ", place)] or [len(text) // 2]
+    cut = min(ends, key=lambda end: abs(end - len(text) / 2))
+    return [text[:cut], text[cut:]]
+
+
+def _session(passages: Sequence[Passage], keep: int) -> list[Asked]:
+    """Return the prompts of a session's turns: all that was said before stands as it was, but for old texts."""
+    turns = []
+    for now in range(1, len(passages) + 1):
+        prompt = "<|im_start|>system\nYou answer with a few words from what the tool returns.<|im_end|>\n"
+        for number, (text, question, answers, begun) in enumerate(passages[:now]):
+            shown = text if number >= now - keep else "[cleared]"
+            prompt += (
+                f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\nsearch({number})<|im_end|>\n"
+                f"<|im_start|>tool\n{shown}<|im_end|>\n<|im_start|>assistant\n{begun}"
+            )
+            prompt += "" if number == now - 1 else f"{' ' if begun else ''}{answers[0]}<|im_end|>\n"
+        turns.append(Asked(prompt, passages[now - 1]))
+    return turns
+
+
+def measure(options: Options, asked: Sequence[Asked], reuse: dict[str, Any]) -> dict[str, Any]:
     engine: dict[str, Any] = {"model": options.model, "kv_memory": "2GiB", "threads": options.threads or None}
+    row: dict[str, Any] = {"first": [], "right": [], "nats": [], "job": 0.0, "processor": 0.0}
+    free = SamplingParams(temperature=0.0, max_tokens=16, stop=["\n", "<|im_end|>"])
+    outputs = []
     with LLM(**engine, **reuse) as llm:
         llm.generate([[1] * 64], SamplingParams(max_tokens=4))  # what the first steps alone do
         llm.reset_prefix_cache()
-        free = SamplingParams(temperature=0.0, max_tokens=16, stop="\n")
-        start, cpu = time.perf_counter(), time.process_time()
-        outputs = [llm.generate([each.prompt], free, use_tqdm=False)[0] for each in asked]
-        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-        llm.reset_prefix_cache()
-        nats = 0.0
+        if options.ahead and reuse:
+            known = {part for each in asked for part in each.prompt if isinstance(part, Document)}
+            heads: list[list[str | Document]] = [[_HEAD, part] for part in known]
+            for head in heads:
+                llm.generate([head], SamplingParams(max_tokens=1, reuse="exact"), use_tqdm=False)
         for each in asked:
-            forced = llm.tokenize(f" {each.answers[0]}", add_special_tokens=False).token_ids
+            start, cpu = time.perf_counter(), time.process_time()
+            [output] = llm.generate([each.prompt], free, use_tqdm=False)
+            row["job"] += time.perf_counter() - start
+            row["processor"] += time.process_time() - cpu
+            row["first"].append(output.metrics.time_to_first_token or 0.0)
+            row["right"].append(_is_right(output, each))
+            outputs.append(output)
+            # Once more, behind the same KVs, which the prefix cache has by now.
+            answer = f"{' ' if each.passage.begun else ''}{each.passage.answers[0]}"
+            forced = llm.tokenize(answer, add_special_tokens=False).token_ids
             params = SamplingParams(temperature=0.0, max_tokens=len(forced), forced_tokens=forced, logprobs=0)
             [output] = llm.generate([each.prompt], params, use_tqdm=False)
-            of_tokens = [
-                each[token].logprob
-                for each, token in zip(output.outputs[0].logprobs or (), forced, strict=True)
-                if each
-            ]
-            nats -= sum(of_tokens) / len(forced) / len(asked)
-    firsts = sorted(output.metrics.time_to_first_token or 0.0 for output in outputs)
-    return {
-        "first token": sum(firsts) / len(firsts),
-        "median first token": firsts[len(firsts) // 2],
-        "job": seconds,
-        "processor": cpu,
-        "right": sum(_is_right(*pair) for pair in zip(outputs, asked, strict=True)) / len(asked),
-        "nats": nats,
+            row["nats"].append(-read_likelihood(output.outputs[0], len(forced)).total / len(forced))
+    return row | {
         "tokens": sum(len(output.prompt_token_ids) for output in outputs),
         "cached": sum(output.num_cached_tokens for output in outputs),
         "reused": sum(output.num_reused_tokens for output in outputs),
@@ -106,35 +175,52 @@ def measure(options: Options, asked: Sequence[Asked], reuse: dict[str, Any]) -> 
 
 def _is_right(output: RequestOutput, asked: Asked) -> bool:
     text = output.outputs[0].text.lower()
-    return any(answer.lower() in text for answer in asked.answers)
+    return any(answer.lower() in text for answer in asked.passage.answers)
 
 
 def study(options: Options) -> Result:
     asked = job(options)
     rows = {"prefix cache": measure(options, asked, {})}
+    reuse = "anywhere" if options.session else "documents"
     for share in options.shares:
-        rows[f"documents, {share:.0%}"] = measure(
-            options, asked, {"reuse": "documents", "reuse_share": share}
-        )
+        rows[f"{reuse}, {share:.0%}"] = measure(options, asked, {"reuse": reuse, "reuse_share": share})
     base = rows["prefix cache"]
+    later = options.keep if options.session else 0  # before, nothing was cleared
+
+    def sooner(row: dict[str, Any]) -> float:
+        return median(
+            ours / own for ours, own in zip(base["first"][later:], row["first"][later:], strict=True)
+        )
+
     columns = {
-        "first token, s": lambda row: f"{row['first token']:.2f}",
-        "median": lambda row: f"{row['median first token']:.2f}",
-        "sooner": lambda row: f"{base['median first token'] / row['median first token']:.2f}x",
+        "first token, s": lambda row: f"{median(row['first'][later:]):.2f}",
+        "sooner": lambda row: f"{sooner(row):.2f}x",
         "job, s": lambda row: f"{row['job']:.1f}",
         "processor s": lambda row: f"{row['processor']:.1f}",
         "less": lambda row: f"{base['processor'] / row['processor']:.2f}x",
-        "right": lambda row: f"{row['right']:.0%}",
-        "nats": lambda row: f"{row['nats']:.2f}",
+        "right": lambda row: f"{sum(row['right']) / len(asked):.0%}",
+        "lost, won": lambda row: _turned(base["right"], row["right"]),
+        "nats": lambda row: f"{sum(row['nats']) / len(asked):.2f}",
         "reused": lambda row: f"{row['reused'] / row['tokens']:.0%}",
         "again": lambda row: f"{row['repaired'] / row['tokens']:.0%}",
     }
     length = f"{base['tokens'] / len(asked):.0f} tokens a prompt"
     title = f"{len(asked)} questions of {options.documents} passages each, {length}"
-    notes = "nats: of the right answer, a token. reused: prompt tokens that were not computed; again: those repaired."
+    if options.session:
+        title = f"{len(asked)} turns of a session that shows {options.keep} texts, {length}"
+    notes = (
+        "first token: the median; sooner: the median of each prompt's ratio, of a session from the turn on that "
+        "clears the first text. lost, won: answers right with the prefix cache alone, and with reuse alone. nats: of "
+        "the right answer, a token. reused: prompt tokens that were not computed; again: those repaired."
+    )
     return Result(
         "Documents that stand anywhere", [TextTable.of(title, "", rows, columns)], notes=notes, numbers=rows
     )
+
+
+def _turned(before: Sequence[bool], after: Sequence[bool]) -> str:
+    pairs = list(zip(before, after, strict=True))
+    return f"{pairs.count((True, False))}, {pairs.count((False, True))}"
 
 
 if __name__ == "__main__":
