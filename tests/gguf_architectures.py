@@ -99,6 +99,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {RMS: 1e-6, "attention.key_length": 16, "attention.value_length": 16, **_MOE_KEYS},
         _experts,
     ),
+    "qwen2vl": Architecture(
+        "qwen2", {"rms_norm_eps": 1e-6}, {RMS: 1e-6, "rope.dimension_sections": [2, 3, 3, 0]}
+    ),
+    "qwen3vl": Architecture(
+        "qwen3",
+        {"rms_norm_eps": 1e-6, "head_dim": 32},
+        {RMS: 1e-6, **_KEYS_OF_32, "rope.dimension_sections": [6, 5, 5, 0], "n_deepstack_layers": 2},
+    ),
     "phi3": Architecture("phi3", {"rms_norm_eps": 1e-5}, {RMS: 1e-5}),
     "gemma2": Architecture(
         "gemma2",
@@ -195,8 +203,10 @@ def winnow_answer(path: Path, **options: Any) -> list[int]:
         return list(llm.generate([PROMPT], greedy)[0].outputs[0].token_ids)
 
 
-def save(path: Path, name: str, model: Any, kind: str = "F32") -> Path:
-    """Write `model` to `path`, with the layers' matrices of a type of llama.cpp's."""
+def save(
+    path: Path, name: str, model: Any, kind: str = "F32", last: tuple[tuple[str, int], ...] = ()
+) -> Path:
+    """Write `model` to `path`, with the layers' matrices of a type of llama.cpp's; `last` as in `save_gguf`."""
     arch, writer = ARCHITECTURES[name], GGUFWriter(path, name)
     names = get_tensor_name_map(next(x for x, text in MODEL_ARCH_NAMES.items() if text == name), LAYERS)
     keys = {
@@ -217,7 +227,7 @@ def save(path: Path, name: str, model: Any, kind: str = "F32") -> Path:
             list: writer.add_array,
         }
         add[type(value)](f"{name}.{key}", value)
-    add_tokenizer(writer, "gpt-2", ())
+    add_tokenizer(writer, "gpt-2", last)
     writer.add_pad_token_id(0)
     for own, weight in model.state_dict().items():
         if own == "lm_head.weight" and model.config.tie_word_embeddings:

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -105,10 +106,11 @@ def _is_float32(path: Path) -> bool:
     return "float32" in [place.get(name) for place in places for name in ("dtype", "torch_dtype")]
 
 
-def open_published(path: Path, *, reads_codes: bool = True) -> "Published":
+def open_published(path: Path, *, reads_codes: bool = True, images: bool = False) -> "Published":
     """Return the files of a model at `path`: a directory, or a GGUF file, which raises as `GgufFile.open`.
 
-    Weights of few bits in safetensors are read here if `reads_codes`, else by what transformers has for them.
+    Weights of few bits in safetensors are read here if `reads_codes`, else by what transformers has for them. A GGUF
+    file is read with the vision tower beside it, if `images`.
     """
     if not path.is_file():
         from winnow.models.load.directory import ModelDirectory
@@ -116,8 +118,14 @@ def open_published(path: Path, *, reads_codes: bool = True) -> "Published":
 
         return (QuantizedDirectory.at(path) if reads_codes else None) or ModelDirectory(path)
     from winnow.models.load.gguf.file import GgufFile
+    from winnow.models.load.gguf.vision import GgufVision, find_tower
 
-    return GgufFile.open(path)
+    tower = find_tower(path) if images and find_spec("PIL") is not None else None
+    file = GgufFile.open(path)
+    if tower is None:
+        return file
+    log.info("%s: pictures are read by %s", path.name, tower.path.name)
+    return GgufVision(file.header, tower)
 
 
 def keeps_blocks(config: ModelConfig, path: Path, file: object = None) -> bool:

@@ -80,11 +80,12 @@ def load_checkpoint(
     """Load as `load_model` does, from config.json and weights as published; with the model's own limit."""
     device = _device(config.device)
     codes = device.type == "cpu" or _holds_codes(config, device, ranks.size)
-    source = _Source.open(path, config, reads_codes=codes)
+    images = not config.language_model_only and ranks.size == 1
+    source = _Source.open(path, config, reads_codes=codes, images=images)
     model_config = source.model_config
     processor: Processor | str = f"models of type {model_config.model_type} have no vision tower"
     if has_tower(model_config):
-        processor = _processor(path, model_config, config, ranks)
+        processor = _processor(source, ranks)
     model_class = causal_class(model_config, states=True, images=isinstance(processor, Processor))
     own = not takes_attention(model_class)
     if own and not {"cache", "past_key_values"} & set(inspect.signature(model_class.forward).parameters):
@@ -170,8 +171,8 @@ class _Source:
     model_config: PretrainedConfig
 
     @classmethod
-    def open(cls, path: Path, config: ModelConfig, *, reads_codes: bool) -> "_Source":
-        published = open_published(path, reads_codes=reads_codes)
+    def open(cls, path: Path, config: ModelConfig, *, reads_codes: bool, images: bool = False) -> "_Source":
+        published = open_published(path, reads_codes=reads_codes, images=images)
         return cls(path, config, _device(config.device), published, _read_config(path, published))
 
     @property
@@ -275,14 +276,14 @@ def _read_config(path: Path, published: "Published") -> PretrainedConfig:
     return config
 
 
-def _processor(
-    path: Path, model_config: PretrainedConfig, config: ModelConfig, ranks: Ranks
-) -> Processor | str:
-    if config.language_model_only:
+def _processor(source: _Source, ranks: Ranks) -> Processor | str:
+    if source.config.language_model_only:
         return "language_model_only is set"
     if ranks.size > 1:
         return f"tensor_parallel_size is {ranks.size}, and a vision tower is not cut"
-    return load_processor(path, model_config, causal_class(model_config, states=True, images=True))
+    config, own = source.model_config, getattr(source.published, "processor", None)
+    model_class = causal_class(config, states=True, images=True)
+    return load_processor(source.path, config, model_class, None if own is None else own(config))
 
 
 def _device(name: str) -> torch.device:

@@ -3,6 +3,7 @@ file there, named as llama.cpp names it: `owner/name:Q4_K_M`."""
 
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def locate_model(config: ModelConfig) -> Path:
     if is_repository(model):
         repository, _, file = str(model).partition(":")
         if file:
-            return _fetch_file(repository, file, config.revision)
+            return _fetch_file(repository, file, config)
         try:
             path = _fetch(repository, config.revision)
         except UnsupportedModelError:
@@ -62,7 +63,7 @@ def locate_model(config: ModelConfig) -> Path:
             in_directory = config.load_format != "auto" or any(path.glob("*.safetensors"))
             if in_directory or not gguf_files(repository, config.revision):
                 return path
-        return _fetch_file(repository, "", config.revision)
+        return _fetch_file(repository, "", config)
     if config.revision is not None:
         raise ConfigError(
             f"revision needs a model of the Hub (org/name), got {config.revision!r} and {model}"
@@ -113,9 +114,10 @@ def fetched_repositories() -> list[tuple[str, int]]:
     return sorted((each.repo_id, each.size_on_disk) for each in found if each.repo_type == "model")
 
 
-def gguf_files(repository: str, revision: str | None = None) -> dict[str, int]:
+def gguf_files(repository: str, revision: str | None = None, *, towers: bool = False) -> dict[str, int]:
     """Return bytes of a repository's GGUF files, by path, all parts of a file under that of its first; of those that
-    lie in the cache where the Hub is not reached. Raises UnsupportedModelError: as `locate_model`."""
+    lie in the cache where the Hub is not reached. `towers`: of vision towers instead. Raises UnsupportedModelError: as
+    `locate_model`."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -129,7 +131,9 @@ def gguf_files(repository: str, revision: str | None = None) -> dict[str, int]:
         if not found:
             raise _refused(repository, revision, error) from None
     sizes: dict[str, int] = {}
-    for path in sorted(path for path in found if path.endswith(".gguf") and not _BESIDE.search(path)):
+    for path in sorted(path for path in found if path.endswith(".gguf")):
+        if "mmproj" not in path.lower() if towers else _BESIDE.search(path):
+            continue
         first = part_names(path)[0]
         sizes[first] = sizes.get(first, 0) + found[path]
     return sizes
@@ -147,9 +151,11 @@ def cached_files(repository: str, revision: str | None = None) -> dict[str, int]
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*.gguf")}
 
 
-def _fetch_file(repository: str, wanted: str, revision: str | None) -> Path:
-    """Return a GGUF file of a repository, its first part, all of which lie beside it. `wanted` is its path or name, or
-    the kind of its weights as names have it; empty: as llama.cpp takes it, Q4_K_M, or else the first."""
+def _fetch_file(repository: str, wanted: str, config: ModelConfig) -> Path:
+    """Return a GGUF file of a repository, its first part, all of which lie beside it, and so does its vision tower.
+    `wanted` is its path or name, or the kind of its weights as names have it; empty: as llama.cpp takes it, Q4_K_M, or
+    else the first."""
+    revision = config.revision
     sizes = gguf_files(repository, revision)
     first = part_names(wanted)[0]
     kind = re.compile(rf"(?:^|[-_./]){re.escape(wanted or _USUAL_KIND)}(?:[-.]|$)", re.IGNORECASE)
@@ -164,8 +170,21 @@ def _fetch_file(repository: str, wanted: str, revision: str | None) -> Path:
         )
     report(f"fetching {found[0]}, {format_bytes(sizes[found[0]])}")
     parts = part_names(found[0])
-    folder = _fetch(repository, revision, [re.sub(r"([*?[])", r"[\1]", part) for part in parts], ())
-    return folder / parts[0]
+    path = _fetch_paths(repository, revision, parts) / parts[0]
+    if not config.language_model_only and _has_kind_of_tower(path):
+        for tower in [*gguf_files(repository, revision, towers=True)][:1]:
+            _fetch_paths(repository, revision, [tower])
+    return path
+
+
+def _has_kind_of_tower(path: Path) -> bool:
+    from winnow.models.load.gguf.vision import has_kind_of_tower
+
+    return find_spec("gguf") is not None and has_kind_of_tower(path)
+
+
+def _fetch_paths(repository: str, revision: str | None, paths: Sequence[str]) -> Path:
+    return _fetch(repository, revision, [re.sub(r"([*?[])", r"[\1]", path) for path in paths], ())
 
 
 def _fetch(

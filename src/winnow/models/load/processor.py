@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +35,9 @@ _REFUSED = {
 
 
 def has_processor(path: Path) -> bool:
-    return any((path / file).is_file() for file in FILES)
+    from winnow.models.load.gguf.vision import find_tower
+
+    return any((path / file).is_file() for file in FILES) or find_tower(path) is not None
 
 
 def image_token(config: "PretrainedConfig") -> int:
@@ -50,9 +52,13 @@ def two_way_layers(config: "PretrainedConfig") -> Literal["all", "windowed"] | N
 
 
 def load_processor(
-    path: Path, config: "PretrainedConfig", model_class: "type[PreTrainedModel]"
+    path: Path,
+    config: "PretrainedConfig",
+    model_class: "type[PreTrainedModel]",
+    make: Callable[[Any], Any] | None = None,
 ) -> "Processor | str":
-    """Return the processor in a model's directory; text: why there is none, or why it cannot be used."""
+    """Return the processor in a model's directory, or that which `make` makes of its class; text: why there is none, or
+    why it cannot be used."""
     kind_name = config.model_type
     if kind_name not in SERVED:
         reason = _REFUSED.get(kind_name, "pictures of {} have not been compared with transformers")
@@ -69,7 +75,9 @@ def load_processor(
         kind: Any = processor_class_from_name(name)
         if kind is None:
             return f"transformers has no processor called {name!r}"
-        own = _for_pictures(kind).from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        kind = _for_pictures(kind)
+        safe: Any = {"trust_remote_code": False, "local_files_only": True}
+        own = kind.from_pretrained(path, **safe) if make is None else make(kind)
         return Processor(own, config, model_class)
     except ImportError as error:
         own = "Pillow (winnow-llm[vision]), and some processors torchvision or num2words"

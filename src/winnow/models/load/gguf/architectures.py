@@ -25,6 +25,8 @@ _SCALES = {
 }
 KEYS: Mapping[str, Mapping[str, str | None]] = {
     "qwen3": {**_DECODER, "attention.key_length": "head_dim"},
+    "qwen2vl": _DECODER,
+    "qwen3vl": {**_DECODER, "attention.key_length": "head_dim"},
     "granite": {**_DECODER, **_SCALES},
     "olmo2": _DECODER,
     "smollm3": _DECODER,
@@ -34,6 +36,7 @@ KEYS: Mapping[str, Mapping[str, str | None]] = {
     "cohere2": {**_DECODER, **_COHERE, **_WINDOWS},
 }
 """What transformers' configurations call an architecture's keys; None: nothing, it must agree with what is computed."""
+_TYPES = {"command-r": "cohere", "qwen2vl": "qwen2", "qwen3vl": "qwen3"}  # of models for text alone
 TURNED = ("granite", "smollm3")
 """Those whose queries and keys llama.cpp turns as a Llama's."""
 REASONS: Mapping[str, str] = {
@@ -42,7 +45,8 @@ REASONS: Mapping[str, str] = {
     "mistral3": "its positions are scaled by YaRN, and its queries by their position",
     "qwen3next": "its linear attention lies there in another layout",
     **dict.fromkeys(
-        ("granitehybrid", "granitemoe", "lfm2moe", "glm4moe"), "its experts or states are not read"
+        ("granitehybrid", "granitemoe", "lfm2moe", "glm4moe", "qwen3vlmoe"),
+        "its experts or states are not read",
     ),
 }
 """Why others, which safetensors of the same models do not need, are not read."""
@@ -51,7 +55,7 @@ REASONS: Mapping[str, str] = {
 def complete_config(config: dict[str, Any], values: Mapping[str, Any], tensors: Collection[str]) -> None:
     """Set what a configuration made by `KEYS` still lacks: what a file's other `values` and its tensors tell."""
     arch = values["general.architecture"]
-    config["model_type"] = {"command-r": "cohere"}.get(arch, arch)
+    config["model_type"] = _TYPES.get(arch, arch)
     config["attention_bias"] = "blk.0.attn_q.bias" in tensors
     if arch == "command-r":
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors

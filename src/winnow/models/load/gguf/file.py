@@ -50,7 +50,7 @@ _WIDTHS = {
 }
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _read_header(paths: tuple[Path, ...], _states: tuple[tuple[int, int], ...]) -> "GgufHeader":
     from winnow.models.load.gguf.header import GgufHeader
 

@@ -37,6 +37,7 @@ _HARMLESS = (
     *("tensor_data_layout", "pooling_type", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
     *("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
     *("rope.scaling.yarn_attn_factor", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"),
+    *("rope.dimension_sections", "n_deepstack_layers"),  # a text's positions are the same along all axes
 )
 # Of an architecture: what the configuration calls it, and values that change nothing where it does not know it.
 _AGREES: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {

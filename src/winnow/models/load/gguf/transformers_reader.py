@@ -18,7 +18,7 @@ from transformers.utils.logging import is_progress_bar_enabled
 
 from winnow.models.fast.blocks import RAW, Blocks
 from winnow.models.load.gguf.architectures import KEYS, TURNED, complete_config
-from winnow.models.load.gguf.header import ARRAY, STRING, GgufHeader
+from winnow.models.load.gguf.header import ARRAY, STRING, GgufHeader, GgufTensor
 from winnow.process.progress import report
 
 # Where transformers looks for what reads metadata: it differs between versions, and so do the callers.
@@ -97,13 +97,13 @@ def _completed(theirs: Any, header: GgufHeader, *args: Any, **options: Any) -> A
 
 def _with_gpt_oss(theirs: Any, header: GgufHeader, *args: Any, **options: Any) -> Any:
     """Add GPT-OSS's experts and sinks, for which transformers' reader looks under other names."""
-    found, dequantize = theirs(*args, **options), import_module("gguf.quants").dequantize
+    found = theirs(*args, **options)
     if "tensors" not in found:
         return found
     of = {each.name: each for each in header.tensors}
 
     def take(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.array(dequantize(header.array(of[name]), of[name].kind)))
+        return read_numbers(header, of[name])
 
     for n in range(header.values["gpt-oss.block_count"]):
         layer, experts = f"model.layers.{n}", f"model.layers.{n}.mlp.experts"
@@ -114,6 +114,12 @@ def _with_gpt_oss(theirs: Any, header: GgufHeader, *args: Any, **options: Any) -
             found["tensors"][f"{experts}.gate_up_proj{suffix}"] = both if suffix else both.mT
             found["tensors"][f"{experts}.down_proj{suffix}"] = down if suffix else down.mT
     return found
+
+
+def read_numbers(header: GgufHeader, tensor: GgufTensor) -> torch.Tensor:
+    """Return the numbers of a tensor in float32."""
+    numbers = import_module("gguf.quants").dequantize(header.array(tensor), tensor.kind)
+    return torch.from_numpy(np.array(numbers, np.float32))
 
 
 def _dequantize(data: Any, kind: Any) -> Any:
