@@ -9,7 +9,7 @@ import pytest
 
 from winnow.cli.loading import show_loading
 from winnow.config import ModelConfig
-from winnow.models import load_model
+from winnow.models import DEMO_MODEL, load_model
 from winnow.process.progress import listening, report
 
 PATIENT: dict[str, float] = {"patience": 600.0}
@@ -98,8 +98,18 @@ def test_a_failed_load_leaves_the_last_word_to_the_error() -> None:
 
 def test_loading_reports_its_parts() -> None:
     heard: list[str] = []
-    with listening(lambda stage, done, total, unit: heard.append(stage)):
+    read: list[tuple[int, int]] = []
+
+    def hear(stage: str, done: int, total: int, unit: str) -> None:
+        heard.append(stage)
+        if unit == "B":
+            read.append((done, total))
+
+    with listening(hear):
         load_model(ModelConfig())
+    assert read == sorted(read) and read[0][0] == 0 and len(read) > 10
+    size = sum(each.stat().st_size for each in DEMO_MODEL.glob("*.safetensors"))
+    assert size / 2 < read[-1][0] < read[-1][1] <= size
     assert list(dict.fromkeys(heard)) == [
         "importing transformers",
         "reading weights",

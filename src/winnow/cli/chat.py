@@ -278,7 +278,9 @@ def _answer(partner: Partner, messages: list[Message], text: str, images: Sequen
         return False
     print(flush=True)
     if first is not None and partner.num_tokens is not None:
-        rate = partner.num_tokens[1] / max(time.monotonic() - first, 1e-3)
+        ended = time.monotonic()
+        since = first if ended - first > 0.1 else began  # an answer in one piece has no speed of its own
+        rate = partner.num_tokens[1] / max(ended - since, 1e-3)
         line = f"{partner.num_tokens[1]} tokens, {rate:.0f} tokens/s, first after {first - began:.2f} s"
         line = ", ".join((line, *partner.stats()[:1]))
         print(f"\x1b[90m{line}\x1b[0m" if sys.stderr.isatty() else f"winnow: {line}", file=sys.stderr)

@@ -1,8 +1,9 @@
 """A model as it was published, by transformers: safetensors or GGUF, no code from its files, no network."""
 
 import inspect
-from collections.abc import Mapping
-from contextlib import nullcontext
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+from transformers.utils.logging import set_tqdm_hook
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
@@ -72,6 +74,36 @@ class RepeatedRandom(TorchDispatchMode):
         for part in whole[_PATTERN:].split(_PATTERN):
             part.copy_(pattern[: len(part)])
         return args[0]
+
+
+@contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    """Report bytes of safetensors as transformers puts them into the model, by the bar that it would draw."""
+
+    def follow(bar: Callable[..., Any], items: Any, options: dict[str, Any]) -> Any:
+        shown = bar(*items, **options)
+        return counted(shown) if options.get("desc") == "Loading weights" else shown
+
+    def counted(shown: Any) -> Iterator[tuple[str, Any]]:
+        sizes, done = dict[str, int](), 0
+        for each in path.glob("*.safetensors"):  # transformers has read the headers: they are sound
+            with each.open("rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            header.pop("__metadata__", None)
+            sizes |= {
+                name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in header.items()
+            }
+        for name, mapping in shown:
+            if sizes:
+                report("reading weights", done, sum(sizes.values()), "B")
+            done += sum(sizes.get(key, 0) for keys in mapping.layer_targets.values() for key in keys)
+            yield name, mapping
+
+    before = set_tqdm_hook(follow)
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
 
 
 def load_checkpoint(
@@ -221,7 +253,7 @@ class _Source:
             with torch.random.fork_rng(on_gpu), self.device, RepeatedRandom():
                 torch.manual_seed(self.config.seed)
                 return automatic.from_config(self.model_config, **options, trust_remote_code=False)
-        with self.published.reading(keeps_blocks=kept) as blocks:
+        with self.published.reading(keeps_blocks=kept) as blocks, _reporting(self.path):
             weights = self.published.weights()  # which makes blocks on the way
             for name, own in blocks.items():
                 zero = torch.zeros((), dtype=self.dtype, device="cpu")

@@ -143,7 +143,7 @@ class _Reader(DecoderReader):
         super().__init__(header.path, description, kernels)
         self._packed, self.embeds_blocks = {}, True
         self._header, self._tensors = header, {tensor.name: tensor for tensor in header.tensors}
-        self._kind = _KINDS[header.architecture]
+        self._kind, self._read = _KINDS[header.architecture], 0
         others = {"norm": self._numbers("output_norm.weight")}
         for index in range(len(description.layers)):
             begin, name = f"blk.{index}.", f"layers.{index}"
@@ -162,8 +162,9 @@ class _Reader(DecoderReader):
         parts = [head if name == "head" else "token_embd.weight"]
         if name not in ("head", "embedding"):
             _, index, product = name.split(".")
-            report("packing layers", int(index), len(self._description.layers))
             parts = [f"blk.{index}.{own}.weight" for own in _PRODUCTS[product]]
+        report("reading weights", self._read, sum(each.nbytes for each in self._header.tensors), "B")
+        self._read += sum(self._tensors[part].nbytes for part in parts)
         return self._kernels.pack_blocks([self._blocks(part) for part in parts], self._dtype)
 
     def _blocks(self, name: str) -> Blocks:
