@@ -166,10 +166,18 @@ class TestMemory:
                     assert report.bytes_freed > 0.8 * whole
 
     @pytest.mark.parametrize(
-        ("name", "peak"), [("kv-compress-pd", 1024 + 512), ("batch-max", 1024), ("streaming", 1024 + 256)]
+        ("name", "tokens", "peak"),
+        [
+            ("kv-compress-pd", 12_000, 1024 + 512),
+            ("batch-max", 12_000, 1024),
+            ("streaming", 12_000, 1024 + 256),
+            ("winnow-seen-pd", 6_000, 6_000 // 4 + 256),
+        ],
     )
-    def test_a_prompt_of_12k_tokens_runs_in_a_pool_of_2k(self, tmp_path: Path, name: str, peak: int) -> None:
-        """The budget is 1,024 KVs per row; no step holds more than budget + chunk."""
+    def test_prompts_longer_than_the_pool_run(
+        self, tmp_path: Path, name: str, tokens: int, peak: int
+    ) -> None:
+        """The budget is 1,024 KVs per row; no step holds more than budget, or a quarter, + chunk."""
         LlamaConfig(
             vocab_size=VOCAB,
             hidden_size=16,
@@ -183,7 +191,7 @@ class TestMemory:
         with LLM(tmp_path, eviction=name, kv_budget=1024, **options) as llm:
             cache = ledger_of(llm)
             assert 1024 + 512 < cache.capacity < 2100
-            llm.submit(prompt(12_000), greedy(max_tokens=20))
+            llm.submit(prompt(tokens), greedy(max_tokens=20))
             most = 0
             while llm.has_unfinished:
                 outputs = llm.step()
@@ -194,9 +202,9 @@ class TestMemory:
             assert llm.stats().num_preemptions == 0
         with (
             LLM(tmp_path, **options) as llm,
-            pytest.raises(CapacityError, match="needs room for 12019 KVs a row"),
+            pytest.raises(CapacityError, match=f"needs room for {tokens + 19} KVs a row"),
         ):
-            llm.submit(prompt(12_000), greedy(max_tokens=20))
+            llm.submit(prompt(tokens), greedy(max_tokens=20))
 
     def test_compression_lets_more_requests_run_at_once(self, directory: Path) -> None:
         def most_running(**options: object) -> int:
