@@ -15,6 +15,7 @@ from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
     SEEN,
+    SEEN_PD,
     SENTENCE,
     UNKNOWN_MODEL,
     EvictionPolicy,
@@ -206,9 +207,15 @@ class Admission:
                 memory = f"tenant {tenant}'s limit {limit:g} of {memory}"
             if largest is not None or layout.has_windows:
                 peak = self._blocks(largest, total) * layout.block_size // layout.rows_per_seq
+            within = any(each is not None and each.policy.when.in_prefill for each in evictions)
             raise CapacityError(
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
                 f"{memory} holds {layout.block_size * (there // layout.rows_per_seq)}"
+                + (
+                    ""
+                    if within
+                    else f"; a policy with rounds within the prompt, such as {SEEN_PD}, needs less"
+                )
             )
         return evictions, left
 

@@ -13,7 +13,7 @@ from winnow.eviction.budgets import (
 from winnow.eviction.evict import EvictionTarget, PlannedRound, compact_round, plan_round
 from winnow.eviction.fit import Fit
 from winnow.eviction.policy import EvictionPolicy, Keep, When
-from winnow.eviction.presets import KEYS, PRESETS, SEEN, SENTENCE, Preset, find_preset
+from winnow.eviction.presets import KEYS, PRESETS, SEEN, SEEN_PD, SENTENCE, Preset, find_preset
 from winnow.eviction.probes import Probe, Watched
 from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
 from winnow.eviction.resolve import (
@@ -49,12 +49,12 @@ from winnow.eviction.sequence import LATE_STEPS, SequenceEviction
 from winnow.eviction.signals import KeyDirections, Needs, RotationTable, Signals
 
 __all__ = [
-    "KEYS", "LATE_STEPS", "OWN", "PAPER_POOL", "PRESETS", "SEEN", "SENTENCE", "UNKNOWN_MODEL", "AdaptiveHeads",
-    "AdaptiveRows", "Average", "BelowAverage", "Budget", "ByKeyDeviation", "BySentence", "ByValueNorm", "Cumulative",
-    "EqualHeads", "EqualLayers", "EvictionPolicy", "EvictionTarget", "Fit", "Fixed", "Instruction", "Keep",
-    "KeyDeviation", "KeyDifference", "KeyDirections", "KeyNorm", "KeysWithin", "LastQuery", "LayerRows", "LayerSplit",
-    "Leverage", "ModelTraits", "Needs", "PlannedRound", "Preset", "Probe", "Pyramid", "Random", "Recency",
-    "Reconstruction", "Replay", "ReplayPass", "ResolvedPolicy", "RotationTable", "Scorer", "SequenceEviction",
-    "Signals", "Watched", "When", "Window", "compact_round", "concrete_preset", "find_preset", "plan_round",
-    "replay_passes", "resolve_policy",
+    "KEYS", "LATE_STEPS", "OWN", "PAPER_POOL", "PRESETS", "SEEN", "SEEN_PD", "SENTENCE", "UNKNOWN_MODEL",
+    "AdaptiveHeads", "AdaptiveRows", "Average", "BelowAverage", "Budget", "ByKeyDeviation", "BySentence",
+    "ByValueNorm", "Cumulative", "EqualHeads", "EqualLayers", "EvictionPolicy", "EvictionTarget", "Fit",
+    "Fixed", "Instruction", "Keep", "KeyDeviation", "KeyDifference", "KeyDirections", "KeyNorm", "KeysWithin",
+    "LastQuery", "LayerRows", "LayerSplit", "Leverage", "ModelTraits", "Needs", "PlannedRound", "Preset",
+    "Probe", "Pyramid", "Random", "Recency", "Reconstruction", "Replay", "ReplayPass", "ResolvedPolicy",
+    "RotationTable", "Scorer", "SequenceEviction", "Signals", "Watched", "When", "Window", "compact_round",
+    "concrete_preset", "find_preset", "plan_round", "replay_passes", "resolve_policy",
 ]  # fmt: skip

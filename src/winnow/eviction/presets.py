@@ -75,6 +75,8 @@ KEYS = "winnow-keys"
 """The preset for every prompt, whatever is asked of it later."""
 SEEN = "winnow-seen"
 """The preset for prompts that end with their question."""
+SEEN_PD = "winnow-seen-pd"
+"""The same for prompts that do not fit into memory."""
 SENTENCE = "winnow-sentence"  # the same for models of few rows, or whose rotation of keys is not known
 
 PRESETS: dict[str, Preset] = {
@@ -86,7 +88,7 @@ PRESETS: dict[str, Preset] = {
         _SEEN,
         "Winnow's own: the fourth root of winnow-sentence times winnow-keys, for a question that is seen",
     ),
-    "winnow-seen-pd": Preset(
+    SEEN_PD: Preset(
         replace(
             _SEEN,
             score=KeysWithin(_SEEN.score),
