@@ -14,7 +14,7 @@ READY := .venv/.ready
 PLUGINS := $(foreach name,drafts stores events inspect ollama vllm beams,-e ./plugins/$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-gpu test-extras test-ray test-dynamo bench-gpu size demo real-model real-models real-demo real-eval payoff lint format clean
+.PHONY: help setup test test-gpu test-extras test-ray test-dynamo bench-gpu size demo real-model real-models real-demo real-eval payoff lint docs screens format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,13 @@ lint: $(READY) ## style, security rules and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY) ## the pages as a site in build/site, links and anchors checked
+	$(PIP) $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+screens: real-model ## the pictures of pages in docs/screens, in Chromium
+	$(BIN)/python -m tests.server.screens docs/screens $(REAL_MODEL)
 
 format: $(READY) ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .

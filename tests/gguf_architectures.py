@@ -268,7 +268,7 @@ def compare(path: Path, name: str, kind: str) -> str:
 
 
 def main() -> None:
-    """Print the table of docs/gguf.md."""
+    """Print the table of docs/architectures.md."""
     from winnow.models.load.gguf.architectures import REASONS
 
     print(f"| architecture | class | {' | '.join(KINDS)} |\n|---|---|" + "---|" * len(KINDS))

@@ -15,8 +15,8 @@ from winnow.models import DEMO_MODEL
 BLOCK = re.compile(r"^```python\n(.*?)^```(?:\n+```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
 BLOCKS = {str(page.relative_to(ROOT)): BLOCK.findall(page.read_text()) for page in PAGES}
 # What stands on a page and cannot run wherever the suite does.
-PACKAGES = {"docs/deploy.md": "ray", "docs/lm_eval.md": "lm_eval", "docs/padded.md": "winnow_lab"}
-NEEDS_THE_NETWORK = {"docs/images.md", "docs/lm_eval.md"}
+PACKAGES = {"docs/deploy.md": "ray", "docs/how-a-step-works.md": "winnow_lab"}
+NEEDS_THE_NETWORK = {"docs/images.md"}
 TOKENS = Random(0).choices(range(300, 1000), k=2048)
 # What pages speak of before a block.
 GIVEN = {"prompt": TOKENS[:300], "prompt_token_ids": TOKENS[:300], "document": TOKENS, "question": TOKENS[:9]}

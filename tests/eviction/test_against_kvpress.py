@@ -3,7 +3,7 @@
 `peers/kvpress.json` says which positions each press keeps; `peers/record_kvpress.py` says how that was recorded. Here
 the real engine runs the policy whose definition agrees, and every row must hold the very same positions. kvpress splits
 a budget over layers and over heads by rules of its own: they are written down below as budgets that a user could have
-added, and Winnow's own are compared besides. Run as a script, this file prints the table of docs/kvpress.md.
+added, and Winnow's own are compared besides. Run as a script, this file prints the table of docs/eviction-rules.md.
 """
 
 import json

@@ -191,7 +191,7 @@ def require_fit(page: Page, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")
-def test_chat_and_operations_in_a_browser(server: Running, tmp_path: Path) -> None:
+def test_the_chat_in_a_browser(server: Running, tmp_path: Path) -> None:
     word = "W" * 200
     with open_browser(tmp_path / "profile") as page:
         page.open(server.address + "/chat", "light")
@@ -221,7 +221,10 @@ def test_chat_and_operations_in_a_browser(server: Running, tmp_path: Path) -> No
         page.evaluate("edit(current, 2, document.querySelectorAll('article')[2])")
         page.evaluate("document.querySelector('article textarea').value = 'Of Ann?'")
         page.evaluate("document.querySelector('article .first').click()")
-        eventually(lambda: page.evaluate("!running.size && current.messages.length === 4"), "no answer", 60)
+        answered = (
+            "!running.size && current.messages.length === 4 && current.messages[2].content === 'Of Ann?'"
+        )
+        eventually(lambda: page.evaluate(answered), "no answer", 60)
         asked = page.evaluate("current.messages[2].content + current.messages[3].content")
         assert asked.startswith("Of Ann?") and "<img" not in asked
 

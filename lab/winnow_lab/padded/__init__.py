@@ -1,4 +1,4 @@
-"""BATON: dynamic re-batching of a padded batch, for any causal model that transformers runs (docs/padded.md).
+"""BATON: dynamic re-batching of a padded batch, for any causal model that transformers runs (docs/how-a-step-works.md).
 
 The engine behind `LLM(model, engine="padded:mode=embedding", max_num_seqs=8, kv_memory="2GiB")`. The model is
 not patched: it is called with `input_ids`, `attention_mask`, `position_ids` and a cache. All modes give the same

