@@ -39,7 +39,7 @@ from winnow.eviction import (
 from winnow.eviction.costs import Ranking, RowCosts
 
 PEERS = Path(__file__).parent / "peers"
-PAGE = Path(__file__).parents[2] / "docs" / "kvpress.md"
+PAGE = Path(__file__).parents[2] / "docs" / "eviction-rules.md"
 RECORDED: dict[str, Any] = json.loads((PEERS / "kvpress.json").read_text())
 PROMPTS: list[list[int]] = RECORDED["prompts"]
 CASES: list[dict[str, Any]] = RECORDED["cases"]
