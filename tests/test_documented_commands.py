@@ -48,7 +48,7 @@ def test_commands_of_a_page_parse(
         "python -m winnow_lab.papers winnow",
         "python -m winnow_lab.nothing",
         "python lab/winnow_lab/nothing.py",
-        "python -m winnow_lab.answers.same_answers --nothing",
+        "python -m winnow_lab.speed.host_time --nothing",
         "make nothing",
         "pytest tests/nothing",
     ],

@@ -85,7 +85,6 @@ real.codecs: What do formats of stored KVs cost in quality, and eviction at equa
     equal_bytes_demo.md: at 64x fewer bytes bits with eviction keep all, eviction alone half
 real.codec_error: What does rounding do to keys, values and attention apart?
     codec_error.md: keys cost twice what values do: their mean takes range
-answers.same_answers: Are answers those of plain torch: is nothing skipped?
 answers.architectures: Which of transformers' models are served? (docs/architectures.md)
 speed.weight_bits: What do a file's own bits, and fewer, cost in accuracy?
     weight_bits.md: Q4_1's own bits cost nothing, q8_0 0.2 %, q4_0 28 %
