@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.batch.lines import BadLine, Job, parse_line
-from winnow.batch.reader import RawLine
+from winnow.batch.reader import WHOLE, RawLine, Shard
 from winnow.batch.records import Record, Tally, answer_record, encode, error_record, request_id
 from winnow.batch.writer import OrderedWriter
 from winnow.engine.requests.new_request import NewRequest
@@ -43,6 +43,7 @@ class Driver:
         model: its name in OpenAI's objects.
         seed: of lines without one.
         max_in_flight: most requests in the engine at a time.
+        shard: lines outside of it are left to other runs.
         context_field: see `parse_line`.
     """
 
@@ -54,6 +55,7 @@ class Driver:
     seed: int
     max_in_flight: int
     reader: AnswerReader = field(default_factory=AnswerReader)
+    shard: Shard = WHOLE
     context_field: str | None = None
     _in_flight: dict[str, Job] = field(default_factory=dict, init=False)
 
@@ -116,7 +118,7 @@ class Driver:
         for raw in lines:
             if raw is None:
                 yield None
-            elif not self.writer.holds(raw.index):
+            elif self.shard.holds(raw.index) and not self.writer.holds(self.shard.place(raw.index)):
                 yield parse_line(raw, self.defaults, accounts=True, context_field=self.context_field)
 
     def _fill(self, jobs: Iterator[Job | BadLine | None]) -> bool:
@@ -148,7 +150,7 @@ class Driver:
             self._in_flight[name] = job
 
     def _finish(self, index: int, record: tuple[Record, bytes]) -> None:
-        self.writer.put(index, record[1])
+        self.writer.put(self.shard.place(index), record[1])
         self.tally.add(record[0])
 
 

@@ -16,6 +16,8 @@ from winnow.report.journal import parse_object, whole_lines
 from winnow.values.eviction_request import EVICTION_FIELDS
 
 _FORM, _VERSION = "winnow_run", 1
+SHARD = "shard"
+"""Name under which the journal of a shard says which one it is; that of a whole run has none."""
 OF_REQUESTS = ("detokenize", *EVICTION_FIELDS, "forced_tokens", "structured_outputs")
 """Sampling parameters that only a request can set: for the others the engine has options of its own, positions and
 tokens make sense for one prompt alone, and commands show text."""
@@ -85,6 +87,19 @@ def read_checkpoint(
     for line in early.values():
         visit(json.loads(line))
     return Checkpoint(finished, output_bytes, size, header_bytes, journal_bytes, early, grown, notes)
+
+
+def read_identity(output: Path) -> dict[str, Any]:
+    """Return the fingerprint of the run that wrote `output`. Raises UsageError: it has no journal of a run."""
+    path = journal_path(output)
+    try:
+        with path.open("rb") as file:
+            owner = journals.read_owner(file.readline(), _FORM, _VERSION)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if owner is None:
+        raise UsageError(f"{path} is not the journal of a run")
+    return dict(owner)
 
 
 def create_journal(

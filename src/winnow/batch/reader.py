@@ -29,6 +29,39 @@ class RawLine:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """A share of the lines: of every `count` lines the `number`-th, so that shards take the same time."""
+
+    number: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Read `NUMBER/COUNT`; raises UsageError."""
+        number, slash, count = text.partition("/")
+        if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+            raise UsageError(f"--shard must be NUMBER/COUNT with 1 <= NUMBER <= COUNT, got {text!r:.80}")
+        return cls(int(number), int(count))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def holds(self, index: int) -> bool:
+        return index % self.count == self.number - 1
+
+    def place(self, index: int) -> int:
+        """Return where in its output the record of line `index` stands."""
+        return index // self.count
+
+    def num_lines(self, total: int) -> int:
+        return (total + self.count - self.number) // self.count
+
+
+WHOLE = Shard()
+"""The shard that holds every line."""
+
+
+@dataclass(frozen=True)
 class InputFile:
     """Identity of the input file, and the number of requests that it holds.
 

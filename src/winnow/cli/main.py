@@ -42,6 +42,7 @@ examples:
 
 COMMANDS = {
     "run": "answer a file of prompts, resumable at any moment",
+    "merge": "join the outputs of runs that shared a file of prompts",
     "generate": "stream the answer to one prompt",
     "chat": "talk to a model in the terminal",
     "serve": "serve the OpenAI API over HTTP",

@@ -11,8 +11,8 @@ from typing import Any
 from rich.text import Text
 
 from winnow.batch.driver import MAX_EARLY, Driver, served_name
-from winnow.batch.journal import Checkpoint, journal_path, read_checkpoint
-from winnow.batch.reader import InputFile, read_lines
+from winnow.batch.journal import SHARD, Checkpoint, journal_path, read_checkpoint
+from winnow.batch.reader import WHOLE, InputFile, Shard, read_lines
 from winnow.batch.records import Tally
 from winnow.batch.writer import OrderedWriter, OutputError, ResultWriter, StreamWriter
 from winnow.cli.flags import engine
@@ -50,6 +50,10 @@ share is computed once; results reach the disk as they finish. A run that was in
 the same command: no finished line is computed again. OUT.jsonl.journal remembers whose output
 it is; it may be deleted once the run is complete.
 
+Several machines share a file by --shard 1/4, 2/4, ..., each with an output of its own; `winnow merge`
+joins the outputs. Every line has the seed, and in float32 the answer, that it has without shards; in
+bfloat16 near ties may turn out otherwise in other batches, unless --batch-invariant is set.
+
 Lines may be added to PROMPTS.jsonl: the same command continues with them. - and pipes are read to
 their end first. With -o - answers go to standard output, the closing table and progress to
 standard error, and nothing can be resumed.
@@ -77,6 +81,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     text = "one answer per line; - for standard output"
     parser.add_argument("-o", "--output", metavar="OUT.jsonl", type=Path, required=True, help=text)
     parser.add_argument("--overwrite", action="store_true", help="start afresh and replace OUT.jsonl")
+    text = "answer every COUNT-th line alone, from line NUMBER on"
+    parser.add_argument("--shard", metavar="NUMBER/COUNT", default=str(WHOLE), help=text)
     text = "of lines: a document to put before the prompt, and to compress without it"
     parser.add_argument("--context-field", metavar="NAME", help=text)
     text = "write the closing table as JSON too"
@@ -91,6 +97,7 @@ class _Plan:
     """A run that has been checked: everything typed is usable, and the output may be written."""
 
     prompts: InputFile
+    shard: Shard
     output: Path | None
     """None: standard output."""
     options: dict[str, Any]
@@ -104,8 +111,12 @@ class _Plan:
     context_field: str | None = None
 
     @property
+    def num_requests(self) -> int:
+        return self.shard.num_lines(self.prompts.num_requests)
+
+    @property
     def is_done(self) -> bool:
-        return self.checkpoint is not None and self.checkpoint.num_done >= self.prompts.num_requests
+        return self.checkpoint is not None and self.checkpoint.num_done >= self.num_requests
 
     def open_writer(self) -> OrderedWriter:
         if self.output is None:
@@ -125,7 +136,7 @@ def execute(namespace: argparse.Namespace) -> int:
             seconds, stats = _answer(plan, tally)
         except BrokenPipeError:
             silence(sys.stdout)
-            answered = f"{tally.requests} of {plan.prompts.num_requests} answers"
+            answered = f"{tally.requests} of {plan.num_requests} answers"
             print(f"winnow: error: the reader of standard output left after {answered}", file=sys.stderr)
             return 1
     summary = Summary(tally, resumed, seconds, stats)
@@ -155,6 +166,9 @@ def _check(
     identity = _identity(prompts, options, defaults)
     if namespace.context_field is not None:
         identity |= {"context_field": namespace.context_field}
+    shard = Shard.parse(namespace.shard)
+    if shard != WHOLE:
+        identity |= {SHARD: str(shard)}
     output = None if str(namespace.output) == STANDARD else namespace.output
     checkpoint = None
     if output is not None and not namespace.overwrite:
@@ -163,7 +177,15 @@ def _check(
             notes = f"under other options, which change no answer: {'; '.join(checkpoint.notes)}"
             print(f"winnow: resuming {output} {notes}", file=sys.stderr)
     return _Plan(
-        prompts, output, options, defaults, identity, checkpoint, namespace.progress, namespace.context_field
+        prompts,
+        shard,
+        output,
+        options,
+        defaults,
+        identity,
+        checkpoint,
+        namespace.progress,
+        namespace.context_field,
     )
 
 
@@ -200,9 +222,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
         def show_progress() -> None:
             forecast.say(llm)
             if progress.due():
-                progress.show(
-                    meter.snapshot(tally.requests, plan.prompts.num_requests, tally.failed, llm.stats())
-                )
+                progress.show(meter.snapshot(tally.requests, plan.num_requests, tally.failed, llm.stats()))
 
         show_progress()
         config = EngineConfig.from_options(plan.options)
@@ -218,6 +238,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
             seed=config.model.seed,
             max_in_flight=min((16 if sorts else 2) * config.scheduler.max_num_seqs, MAX_EARLY),
             reader=AnswerReader.of(llm.tokenizer),
+            shard=plan.shard,
             context_field=plan.context_field,
         )
         driver.run(read_lines(plan.prompts.path), show_progress)
