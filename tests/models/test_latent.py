@@ -8,11 +8,19 @@ import pytest
 from architectures import generate_alone, save
 from hybrids import HYBRIDS
 from torch import Tensor
-from transformers import DeepseekV2Config, Glm4MoeLiteConfig, MiniCPM3Config, PretrainedConfig
+from transformers import (
+    AXK2Config,
+    DeepseekV2Config,
+    DeepseekV32Config,
+    Glm4MoeLiteConfig,
+    GlmMoeDsaConfig,
+    MiniCPM3Config,
+    PretrainedConfig,
+)
 
 from winnow import LLM, SamplingParams
 from winnow.config import CacheConfig, ModelConfig
-from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.errors import ConfigError, InvalidRequestError, UnsupportedModelError
 from winnow.models import load_model
 from winnow.models.bind.binding import LatentHeads
 from winnow.models.load.kv_layout import configured_layout
@@ -29,18 +37,44 @@ MODELS: dict[str, PretrainedConfig] = {
     "glm-4.7-flash": Glm4MoeLiteConfig(**OWN),
     "minicpm3": MiniCPM3Config(**OWN),
 }
+CHOSEN = 80
+# They attend to all keys up to as many tokens as their index chooses, which no prompt's answer passes.
+INDEXED = {"index_topk": CHOSEN, "index_n_heads": 2, "index_head_dim": 16}
+SPARSE: dict[str, PretrainedConfig] = {
+    kind.model_type: kind(**{n: v for n, v in OWN.items() if n != "layer_types"} | INDEXED)
+    for kind in (DeepseekV32Config, GlmMoeDsaConfig, AXK2Config)
+}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPTS = [list(range(3, 3 + length)) for length in (1, 17, 50, 70)]
 LAYERS, KEY = 4, 16 + 8
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *SPARSE])
 def test_answers_are_transformers_own(name: str, tmp_path: Path) -> None:
-    model = save(MODELS[name], tmp_path)
+    model = save((MODELS | SPARSE)[name], tmp_path)
     with LLM(tmp_path, kv_memory="4MiB", max_num_seqs=3, prefill_chunk=16) as llm:
         found = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
         llm.check_integrity()
     assert found == [generate_alone(model, tokens, 8) for tokens in PROMPTS]
+
+
+def test_sparse_attention_is_dense_up_to_what_it_chooses(tmp_path: Path) -> None:
+    model = save(SPARSE["deepseek_v32"], tmp_path)
+    with LLM(tmp_path, kv_memory="4MiB") as llm:
+        tokens = PROMPTS[-1][:1] * (CHOSEN - 8)
+        [output] = llm.generate([tokens], GREEDY)
+        assert output.outputs[0].token_ids == generate_alone(model, tokens, 8)
+        with pytest.raises(InvalidRequestError, match=f"{CHOSEN}"):
+            llm.generate([[5] * (CHOSEN + 1)], GREEDY)
+        refused = (
+            r"eviction must be none for a model whose sparse attention chooses 80 KVs among all, got h2o"
+        )
+        with pytest.raises(InvalidRequestError, match=refused):
+            llm.generate([tokens], replace(GREEDY, eviction="h2o", kv_budget=40))
+    with pytest.raises(ConfigError, match=refused):
+        LLM(tmp_path, eviction="h2o", kv_budget=40)
+    with pytest.raises(ConfigError, match=f"max_model_len must be at most {CHOSEN}, up to which its sparse"):
+        LLM(tmp_path, max_model_len=CHOSEN + 1)
 
 
 @pytest.fixture(scope="module")

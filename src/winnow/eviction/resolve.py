@@ -25,11 +25,13 @@ class ModelTraits:
         text_pool: tokens of the model that cover the text of `PAPER_POOL` tokens in the papers.
         knows_rotation: how it rotates keys is known.
         num_rows: rows of a sequence from which policies evict; None: many.
+        sparse_top_k: KVs that each token attends to, chosen of all by the model itself; None: it attends to all.
     """
 
     text_pool: int = PAPER_POOL
     knows_rotation: bool = True
     num_rows: int | None = None
+    sparse_top_k: int | None = None
 
     @property
     def few_rows(self) -> bool:
@@ -131,7 +133,7 @@ def resolve_policy(
 
     Raises:
         ConfigError: there is no such policy, or an amount is given for one that takes none, or a pool for one that
-            does not pool.
+            does not pool; or the model chooses KVs itself.
     """
     chosen = as_policy(config.chosen)
     if isinstance(chosen, EvictionPolicy):
@@ -144,6 +146,9 @@ def resolve_policy(
         raise ConfigError(
             f"eviction must be a preset's name, an EvictionPolicy or a Scorer, got {type(chosen).__name__}"
         )
+    if traits.sparse_top_k is not None and not policy.when.never:
+        chooses = f"whose sparse attention chooses {traits.sparse_top_k} KVs among all"
+        raise ConfigError(f"eviction must be none for a model {chooses}, got {name}")
     # Beside no eviction a pool is for the policies that requests bring.
     pool = None if policy.when.never else config.pool
     policy, amount = policy.with_pool(traits.text_pool, pool), config.amount

@@ -18,7 +18,7 @@ from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
 from winnow.engine.executor import Executor, ServedModel
 from winnow.errors import ConfigError
-from winnow.eviction import EvictionPolicy, ModelTraits
+from winnow.eviction import EvictionPolicy, ModelTraits, resolve_policy
 from winnow.executor.draft_sources import needs_hidden_states, open_drafts
 from winnow.executor.rank_team import RankTeam
 from winnow.executor.step_graphs import MOST_CHUNK_TOKENS
@@ -85,12 +85,14 @@ def build_engine(
         executor = TensorParallelExecutor(team, loaded, config, layout, size)
     rotates = team is not None or loaded.rotation is not None  # ranks find it together, when a policy asks
     rows = executor.layout.evictable_part.rows_per_seq
+    traits = ModelTraits(text_pool(loaded.tokenizer), rotates, rows, loaded.sparse_top_k)
+    resolve_policy(config.eviction, traits)
     model = ServedModel(
         loaded.vocab_size,
         loaded.max_model_len,
         loaded.tokenizer,
         loaded.eos_token_ids,
-        ModelTraits(text_pool(loaded.tokenizer), rotates, rows),
+        traits,
         lambda: PrefixFormat(_identity(loaded, config), layout),
     )
     return assemble(executor, model, config, clock, draft_source=draft_source)

@@ -7,6 +7,7 @@ computed travels as a keyword argument of the model's own forward, down to each 
 import inspect
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -59,11 +60,38 @@ def bind_latents(model: nn.Module, attentions: Collection[str]) -> None:
 
 def _latents_or(own: Callable[..., Any], module: Any, attentions: Collection[str]) -> Callable[..., Any]:
     def expand_kv(latents: Tensor, rotated: Tensor) -> Any:
-        if module.config._attn_implementation in attentions:
+        if _attends_by(module, attentions):
             return torch.cat([latents, rotated], dim=-1), latents
         return own(latents, rotated)
 
     return expand_kv
+
+
+_ALL_KEYS = torch.zeros(1, 1, 1, 1, device="cpu")
+"""Mask of layers that cannot do without, and what they choose of it: it masks nothing; that follows from positions."""
+
+
+def bind_indexers(model: nn.Module, attentions: Collection[str]) -> None:
+    """Let modules that choose keys by an index attend to all, where attention is one of these implementations: of as
+    many as they choose (`sparse_top_k`) they choose all. Source: DeepSeek-V3.2 (2512.02556), section 2.1."""
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "indexer"):
+            module.register_forward_pre_hook(partial(_unmask, attentions), with_kwargs=True)
+            if module.indexer is not None:
+                module.indexer.forward = _all_keys_or(module.indexer.forward, module, attentions)
+
+
+def _unmask(attentions: Collection[str], module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return (args, kwargs | {"attention_mask": _ALL_KEYS}) if _attends_by(module, attentions) else None
+
+
+def _all_keys_or(own: Callable[..., Any], module: Any, attentions: Collection[str]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _ALL_KEYS if _attends_by(module, attentions) else own(*args, **kwargs)
+
+
+def _attends_by(module: Any, attentions: Collection[str]) -> bool:
+    return module.config._attn_implementation in attentions
 
 
 ATTENTION_NAME = "winnow"
@@ -161,11 +189,12 @@ def paged_attention(
     ever built for this function; what a mask would say follows from positions. Raises UnsupportedModelError: the layer
     asks for something that attention here does not compute.
     """
-    unknown = [asked for asked, value in kwargs.items() if value is not None and asked not in _HARMLESS]
+    asked = [name for name, value in kwargs.items() if value is not None and value is not _ALL_KEYS]
+    unknown = [name for name in asked if name not in _HARMLESS]
     name = type(module).__name__
-    if unknown or attention_mask is not None:
-        asked = ", ".join(unknown) or "a mask of its own"
-        raise UnsupportedModelError(f"{name} asks attention for {asked}, which Winnow does not compute")
+    if unknown or (attention_mask is not None and attention_mask is not _ALL_KEYS):
+        listed = ", ".join(unknown) or "a mask of its own"
+        raise UnsupportedModelError(f"{name} asks attention for {listed}, which Winnow does not compute")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModelError(f"{name} is not causal; Winnow computes causal attention only")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -15,6 +15,7 @@ from winnow.models.bind.binding import (
     KVLayers,
     LatentHeads,
     attention_of,
+    bind_indexers,
     bind_latents,
     cache_argument,
     paged_attention,
@@ -120,6 +121,7 @@ def predict_geometry(model: PreTrainedModel) -> ModelGeometry:
 
 def _watch(model: PreTrainedModel) -> tuple[ModelGeometry, StateProbe]:
     bind_latents(model, (ATTENTION_NAME, _PROBE))
+    bind_indexers(model, (ATTENTION_NAME, _PROBE))
     if not takes_attention(type(model)):
         CapturedPasses(model)
     name = type(model).__name__

@@ -74,6 +74,9 @@ class _PastLayer(DynamicLayer):
             for states in (key_states, value_states)
         )
 
+    def update_indexer(self, keys: Tensor) -> Tensor:
+        return keys[:, :1].expand(-1, self._past + keys.shape[1], -1)
+
     def get_seq_length(self) -> int:
         return self._past
 

@@ -44,7 +44,7 @@ from winnow.models.load.context import ContextLimit, context_limit
 from winnow.models.load.damage import cannot_load, check_numbers, check_sizes, check_vocabulary, first_line
 from winnow.models.load.directory import sampling_defaults
 from winnow.models.load.hub import locate_adapter, locate_tokenizer
-from winnow.models.load.kinds import causal_class, has_tower, takes_attention
+from winnow.models.load.kinds import causal_class, has_tower, sparse_top_k, takes_attention
 from winnow.models.load.loaded import LoadedModel, PlainModel
 from winnow.models.load.processor import Processor, load_processor
 from winnow.models.load.tokens import end_tokens, load_tokenizer
@@ -171,6 +171,7 @@ def load_checkpoint(
         library=library,
         ranks=ranks,
         processor=processor,
+        sparse_top_k=sparse_top_k(model_config.get_text_config()),
     )
     if trial is not None:
         loaded = replace(loaded, verified=trial.verify(loaded, config.attention_backend))

@@ -39,6 +39,8 @@ class ContextLimit:
 
 
 def context_limit(config: "PretrainedConfig") -> ContextLimit:
+    from winnow.models.load.kinds import sparse_top_k
+
     text = config.get_text_config()
     named = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
     limit = next((length for length in named if length), None)
@@ -59,6 +61,8 @@ def context_limit(config: "PretrainedConfig") -> ContextLimit:
             limit = min(filter(None, (limit, original)), default=None)
             if limit is not None:
                 reason = f"up to which its {kind['rope_type']} RoPE does not depend on the batch"
+    if (top_k := sparse_top_k(text)) is not None and (limit is None or top_k < limit):
+        limit, reason = top_k, "up to which its sparse attention takes all keys (index_topk)"
     return ContextLimit(limit, reason)
 
 

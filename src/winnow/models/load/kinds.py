@@ -13,6 +13,8 @@ from winnow.errors import UnsupportedModelError
 
 # Kinds of layers that keep keys and values by token, under transformers' names.
 _ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_attention")
+# Those that choose among them by an index, which takes all while they are few, and model types where that was compared.
+_INDEXED, _INDEXED_TYPES = ("indexed_attention",), ("deepseek_v32", "glm_moe_dsa", "axk2")
 # Those that keep both, those that keep a state alone, and those that keep nothing.
 _BOTH = ("hybrid", "hybrid_sliding")
 _STATES = ("linear_attention", "conv", "mamba")
@@ -59,6 +61,7 @@ def causal_class(
     if _is_encoder(text):
         raise _refused(shown, "is an encoder, by its configuration", "attention to later tokens")
     allowed = (*_ATTENTION, *_BOTH, *_STATES, *_NEITHER) if states and attending_layers(text) else _ATTENTION
+    allowed = (*allowed, *_INDEXED) if states and name in _INDEXED_TYPES else allowed
     stateful = [kind for kind in sorted(set(_listed(text))) if kind not in allowed]
     if stateful or (getattr(model_class, "_is_stateful", False) and not (states and has_states(text))):
         listed = f" ({', '.join(stateful)})" if stateful else ""
@@ -88,7 +91,13 @@ def takes_attention(model_class: type[PreTrainedModel]) -> bool:
 def attending_layers(config: PretrainedConfig) -> list[str]:
     """Return the kinds of the layers that keep KVs, in order. Where a configuration lists no kinds, all do."""
     listed = _listed(config) or ["full_attention"] * config.num_hidden_layers
-    return [kind for kind in listed if kind in (*_ATTENTION, *_BOTH)]
+    return [kind for kind in listed if kind in (*_ATTENTION, *_INDEXED, *_BOTH)]
+
+
+def sparse_top_k(config: PretrainedConfig) -> int | None:
+    """Return how many keys each token attends to where layers choose among them by an index; None: none do."""
+    indexed = any(kind in _INDEXED for kind in _listed(config))
+    return int(config.index_topk) if indexed and getattr(config, "index_topk", None) else None
 
 
 def has_states(config: PretrainedConfig) -> bool:

@@ -82,6 +82,8 @@ class LoadedModel(PlainModel):
     """Ranks that compute it together: `model` and `geometry` are this one's part."""
     verified: Verified | None = None
     """Distance of what answers from the model's own code; None: it was not compared at load."""
+    sparse_top_k: int | None = None
+    """Keys that each token attends to, chosen among all by the layers themselves; None: it attends to all."""
 
     def kv_layout(
         self, config: CacheConfig, num_accumulators: int, chunk: int | None = None, *, bias: bool = False
