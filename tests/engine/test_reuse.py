@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_llama import greedy, prompt, save_tiny_llama
 
 from winnow import LLM, Document, RequestOutput
+from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import InvalidRequestError
 from winnow.models.bind.rotation import ModelRotation
 from winnow.openai.tools import read_template_options
@@ -58,23 +60,22 @@ def ask(
     return ask_all(llm, [order], head, tenant, **options)[0]
 
 
+def request_of(
+    llm: LLM, order: Sequence[int], head: int = 1, tenant: str | None = None, **options: object
+) -> NewRequest:
+    token_ids, marks = prompt(10 + head, head), []
+    for number in order:
+        marks.append((len(token_ids), len(token_ids) + SIZE))
+        token_ids = token_ids + DOCUMENTS[number]
+    params = greedy(logprobs=2, **options)
+    whole = llm.tokenize(token_ids + QUESTION)
+    return llm.new_request(whole, params, final_only=True, documents=tuple(marks), tenant=tenant)
+
+
 def ask_all(
     llm: LLM, orders: Sequence[Sequence[int]], head: int = 1, tenant: str | None = None, **options: object
 ) -> list[RequestOutput]:
-    requests = []
-    for order in orders:
-        token_ids, marks = prompt(10 + head, head), []
-        for number in order:
-            marks.append((len(token_ids), len(token_ids) + SIZE))
-            token_ids = token_ids + DOCUMENTS[number]
-        request = llm.new_request(
-            llm.tokenize(token_ids + QUESTION),
-            greedy(logprobs=2, **options),
-            final_only=True,
-            documents=tuple(marks),
-            tenant=tenant,
-        )
-        requests.append(request)
+    requests = [request_of(llm, order, head, tenant, **options) for order in orders]
     outputs = llm.driver.finish(requests)
     llm.check_integrity()
     for output in outputs:
@@ -229,6 +230,50 @@ def test_preempted_requests_end_as_they_would(directory: Path, whole: LLM, swap:
         assert llm.stats().num_preemptions > 0
         assert llm.stats().repaired_tokens > 0
         assert [each.outputs[0].token_ids for each in found] == expected
+
+
+@pytest.fixture(scope="module")
+def soaked(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """Little memory, a tier behind it and files: what is known goes and comes."""
+    options: dict[str, Any] = {
+        "kv_offloading_size": "1MiB",
+        "prefix_cache_dir": tmp_path_factory.mktemp("kvs"),
+    }
+    with open_llm(directory, 1.0, kv_memory="400KiB", max_model_len=256, prefill_chunk=48, **options) as llm:
+        yield llm
+        stats = llm.stats()
+        assert stats.repaired_tokens > 0 and stats.num_preemptions > 0
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True),
+            st.integers(1, 3),
+            st.sampled_from(["exact", "documents", "anywhere"]),
+            st.sampled_from([{}, {"n": 2}, {"max_tokens": 50}]),
+        ),
+        min_size=2,
+        max_size=5,
+    )
+)
+def test_whatever_is_known_answers_stay(soaked: LLM, whole: LLM, asked: list[Any]) -> None:
+    """All is computed again: order, neighbours, copies in files and on the host, and who gives way change nothing."""
+    found: list[Any] = []
+    expected: list[Any] = []
+    requests = [
+        request_of(soaked, order, head, reuse=reuse, **{"max_tokens": 24, **options})
+        for order, head, reuse, options in asked
+    ]
+    for output in soaked.driver.finish(requests):
+        output.raise_for_error()
+        found.append([answer.token_ids for answer in output.outputs])
+    soaked.check_integrity()
+    for order, head, _, options in asked:
+        output = ask(whole, order, head, **{"max_tokens": 24, **options})
+        expected.append([answer.token_ids for answer in output.outputs])
+    assert found == expected
 
 
 def test_who_waits_finds_what_others_compute(directory: Path) -> None:

@@ -110,3 +110,26 @@ def test_help_teaches(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "categories:" in printed
     # Flags of the engine that cells or tasks replace.
     assert printed.count("--eviction") == printed.count("--seed ") == 1
+
+
+def test_reuse_is_measured_on_prompts_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story, other = (
+        "".join(f"The {each} of number {n} is red. " for n in range(16)) for each in ("box", "jar")
+    )
+    file = tmp_path / "asked.jsonl"
+    asked = [story + other, other + story, "Read: " + story + other]
+    file.write_text("\n".join(json.dumps({"prompt": text}) for text in asked))
+    words = ["eval", "reuse", "--prompts", str(file), "--max-tokens", "8", "--dtype", "float32"]
+    for share, exact in (("1", True), ("0", False)):
+        assert main([*words, "--reuse-share", share]) == 0
+        [whole, reused] = [
+            line.split("│")[1:-1]
+            for line in capsys.readouterr().out.splitlines()
+            if line.startswith(("│ whole", "│ anywhere"))
+        ]
+        assert whole[2].strip() == "100%" and whole[4].strip() == "0%"
+        assert (reused[2].strip() == "100%") >= exact and (reused[4].strip() == "0%") == exact
+        assert (reused[3] == whole[3]) == exact, "nats"
+    assert main([*words, "--reuse", "exact"]) == 2
+    file.write_text('{"prompt": 3}')
+    assert main(words) == 2 and "asked.jsonl, line 1" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from winnow.cli.flags.options import add_model_argument
-from winnow_lab.cli.eval import lm_eval, perplexity, task
+from winnow_lab.cli.eval import lm_eval, perplexity, reuse, task
 from winnow_lab.evaluate.tasks import TASKS, load_task
 from winnow_lab.study.options import add_options
 
@@ -20,11 +20,12 @@ examples:
   winnow eval needle --eviction keydiff --compression 4 --tokens 512,1024,2048 -o needle
   winnow eval perplexity --eviction h2o --compression 4
   winnow eval lm-eval --tasks arc_easy --eviction snapkv --compression 4
+  winnow eval reuse --prompts asked.jsonl --reuse anywhere
   winnow eval demo --help
 docs/evaluation.md says what cells, categories and marks are.
 """
 # Those whose work is not questions with right answers.
-OTHERS = {"perplexity": perplexity, "lm-eval": lm_eval}
+OTHERS = {"perplexity": perplexity, "lm-eval": lm_eval, "reuse": reuse}
 
 
 def configure(parser: argparse.ArgumentParser, names: Mapping[str, str] = TASKS) -> None:
