@@ -28,8 +28,8 @@ from transformers import (
     SmolVLMConfig,
 )
 
-from winnow.models.load.kinds import causal_class
 from winnow.models.load.processor import Processor, load_processor
+from winnow.models.model.kinds import causal_class
 
 WORDS = [f"w{number}" for number in range(60)]
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}

@@ -12,7 +12,7 @@ from winnow.chat import TemplateOptions, apply_template
 from winnow.errors import InvalidRequestError
 from winnow.messages import MarkedText, normalise_messages, take_images, text_length
 from winnow.models import DEMO_MODEL
-from winnow.models.load.tokens import load_tokenizer
+from winnow.models.model.tokens import load_tokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
 TEMPLATE = (

@@ -75,6 +75,32 @@ def imported_parts(path: Path) -> set[str]:
     return {part(name) for name in imports(path)} - {"__version__"}
 
 
+FLOORS = ("model", "bind", "fast", "load")
+"""Floors of `models`, from the ground up: what is said of a model; its layers over the paged cache; faster forms of
+these; from a name to all of it in memory."""
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_floors_of_models_import_downward(floor: str) -> None:
+    above = {f"winnow.models.{each}" for each in FLOORS[FLOORS.index(floor) + 1 :]}
+    paths = [path for name, path in MODULES.items() if name.startswith(f"winnow.models.{floor}.")]
+    found = {
+        (path.name, name)
+        for path in paths
+        for name in imports(path)
+        if ".".join(name.split(".")[:3]) in above
+    }
+    assert paths and not found
+
+
+def test_what_is_imported_is_there() -> None:
+    """No module is imported by a name that it had before it was moved, wherever in a file the import stands."""
+    known = {*MODULES, "winnow._native"}
+    for path in MODULES.values():
+        missing = [name for name in imports(path) if not known & {name, name.rpartition(".")[0]}]
+        assert not missing, path
+
+
 @pytest.mark.parametrize("own", sorted({part_of(path) for path in MODULES.values()} - set(FACE)))
 def test_imports_run_downward(own: str) -> None:
     assert own in RANK, f"tests/test_imports.py does not say where {own} stands"

@@ -17,7 +17,7 @@ from winnow.errors import InvalidRequestError
 from winnow.media import MediaLoader
 from winnow.messages import Message
 from winnow.models import PlainModel
-from winnow.models.load.backend_tokenizer import full_tokenizer
+from winnow.models.model.backend_tokenizer import full_tokenizer
 from winnow.outputs import AgreementRecord, EngineStats, RequestOutput, SessionStats
 from winnow.prompts import Prompt, PromptTokenizer
 from winnow.sampling import SamplingParams

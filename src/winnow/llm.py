@@ -26,7 +26,7 @@ from winnow.extras import GET_THE_LAB, require_plugin
 from winnow.media import MediaLoader
 from winnow.messages import Message
 from winnow.models import LoadedModel, PlainModel
-from winnow.models.load.memory import stored_kind, weight_bytes
+from winnow.models.model.memory import stored_kind, weight_bytes
 from winnow.outputs import RequestOutput
 from winnow.process.fork import require_usable_torch
 from winnow.process.progress import is_shown, progress_bar

@@ -10,7 +10,7 @@ from winnow.config import EngineConfig, EvictionConfig
 from winnow.engine.admission import requested_eviction
 from winnow.errors import ConfigError
 from winnow.eviction import PRESETS, ByKeyDeviation, ModelTraits, resolve_policy
-from winnow.models.load.tokens import text_pool
+from winnow.models.model.tokens import text_pool
 from winnow.sampling import SamplingParams
 
 SEEN_POLICY = PRESETS["winnow-seen"].policy

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from winnow.config import EngineConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.executor.build import with_device_memory
-from winnow.models.load.damage import loading
+from winnow.models.model.damage import loading
 
 GIB = 2**30
 

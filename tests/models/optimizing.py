@@ -11,9 +11,9 @@ from torch import Tensor, nn
 pytest.importorskip("winnow._native")
 from winnow.attention import AttentionSpec
 from winnow.models.bind.binding import ATTENTION_NAME
-from winnow.models.bind.geometry import decoder_layers
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.fast.optimize import optimize_model
+from winnow.models.model.geometry import decoder_layers
 
 FUSED = [
     "llama-gqa",

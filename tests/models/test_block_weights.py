@@ -22,11 +22,11 @@ from winnow.config import EngineConfig, ModelConfig  # noqa: E402
 from winnow.errors import ConfigError, UnsupportedModelError  # noqa: E402
 from winnow.executor.build import _identity  # noqa: E402
 from winnow.models import load_model, pack_model  # noqa: E402
-from winnow.models.fast.blocks import BLOCK, RAW, Blocks, BlockWeights, _numbers, quantize  # noqa: E402
 from winnow.models.fast.fused.build import run_model  # noqa: E402
 from winnow.models.fast.fused.kernels import LayerKernels  # noqa: E402
 from winnow.models.fast.packed.description import DESCRIPTION  # noqa: E402
 from winnow.models.fast.packed_linear import linear_maker, linear_of  # noqa: E402
+from winnow.models.model.blocks import BLOCK, RAW, Blocks, BlockWeights, _numbers, quantize  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import Gemma3TextConfig, LlamaConfig, PretrainedConfig, Qwen2Config
 
-from winnow.models.load.context import context_limit
+from winnow.models.model.context import context_limit
 
 _LONG = {"short_factor": [1.0] * 2, "long_factor": [4.0] * 2}
 

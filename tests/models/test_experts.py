@@ -19,9 +19,9 @@ from transformers import (
 from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.models import load_model
-from winnow.models.fast.blocks import BlockWeights
-from winnow.models.fast.experts import GroupedExperts, is_experts
 from winnow.models.fast.packed_linear import linear_maker
+from winnow.models.model.blocks import BlockWeights
+from winnow.models.model.experts import GroupedExperts, is_experts
 from winnow.native import native_kernels
 
 _MOE = _COMMON | {"num_hidden_layers": 2}

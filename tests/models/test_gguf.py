@@ -18,10 +18,10 @@ from winnow.cli.main import main
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model, load_plain_model, pack_model
-from winnow.models.fast.experts import GroupedExperts
 from winnow.models.load import automatic
 from winnow.models.load.automatic import settle_formats
 from winnow.models.load.gguf.file import GgufFile
+from winnow.models.model.experts import GroupedExperts
 from winnow.report.fingerprint import model_digest
 from winnow_lab.cli.plan import DeviceOptions, deployments
 

@@ -11,7 +11,7 @@ from winnow.attention import open_backend
 from winnow.cache import CacheLayout
 from winnow.config import ModelConfig
 from winnow.models import load_model
-from winnow.models.bind import paged_trial
+from winnow.models.load import paged_trial
 
 BACKENDS = ["reference", pytest.param("native", marks=needs_extension), "triton"]
 # Largest difference of a token's logits, as a part of their norm: rounding to bfloat16 does less.

@@ -23,7 +23,7 @@ from winnow.config import CacheConfig, ModelConfig
 from winnow.errors import ConfigError, InvalidRequestError, UnsupportedModelError
 from winnow.models import load_model
 from winnow.models.bind.binding import LatentHeads
-from winnow.models.load.kv_layout import configured_layout
+from winnow.models.model.kv_layout import configured_layout
 from winnow_lab.plan.models import find_model
 
 DEEPSEEK = HYBRIDS["deepseek-v3"]

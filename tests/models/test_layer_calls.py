@@ -13,9 +13,9 @@ _native = pytest.importorskip("winnow._native")
 from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Smoothing, Term  # noqa: E402
 from winnow.attention.interface import NativeSpec  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
-from winnow.models.fast.blocks import quantize  # noqa: E402
 from winnow.models.fast.fused.kernels import NO_NORM, LayerKernels, PackedWeight  # noqa: E402
 from winnow.models.fast.fused.parts import NormWeight  # noqa: E402
+from winnow.models.model.blocks import quantize  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

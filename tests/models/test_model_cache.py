@@ -19,10 +19,10 @@ from winnow.cli.main import main
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError
 from winnow.models import load_model, pack_model
-from winnow.models.fast.packed import cache
 from winnow.models.fast.packed.description import DESCRIPTION, PACKED
-from winnow.models.load.backend_tokenizer import BACKEND, BackendTokenizer, full_tokenizer
 from winnow.models.load.hub import DEMO_MODEL
+from winnow.models.load.packed import cache
+from winnow.models.model.backend_tokenizer import BACKEND, BackendTokenizer, full_tokenizer
 
 pytestmark = pytest.mark.cpu
 
@@ -201,7 +201,7 @@ def test_a_folder_that_takes_nothing_costs_a_warning(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("winnow.models.fast.packed.write.save_file", full)
+    monkeypatch.setattr("winnow.models.load.packed.write.save_file", full)
     assert answers(model) == plain
     assert list(folder.iterdir()) == []
 

@@ -22,12 +22,12 @@ from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.models import load_model
 from winnow.models.bind.binding import ATTENTION_NAME
-from winnow.models.bind.geometry import decoder_layers
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.fast.fused.build import record_calls, run_model
 from winnow.models.fast.fused.layer import FusedFeedForward, FusedLayer, FusedNorm
 from winnow.models.fast.optimize import optimize_model
 from winnow.models.fast.packed_linear import PackedLinear
+from winnow.models.model.geometry import decoder_layers
 
 pytestmark = pytest.mark.cpu
 

@@ -22,10 +22,10 @@ from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model, load_plain_model, pack_model
 from winnow.models.fast.fused.kernels import LayerKernels
-from winnow.models.fast.packed import write
+from winnow.models.fast.packed import extract
 from winnow.models.fast.packed.decoder import RotaryEmbedding
 from winnow.models.fast.packed.description import DESCRIPTION, OTHERS, PACKED
-from winnow.models.fast.packed.write import write_packed
+from winnow.models.load.packed.write import write_packed
 
 pytestmark = pytest.mark.cpu
 
@@ -77,7 +77,7 @@ def code_of_transformers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
 
     def compute(path: Path, **options: Any) -> list[Any]:
         with monkeypatch.context() as patch:
-            patch.setattr(write, "extract_parts", refuse)
+            patch.setattr(extract, "extract_parts", refuse)
             assert load_model(ModelConfig(path)).decoder is None
             return answers(path, **options)
 

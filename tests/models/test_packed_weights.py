@@ -29,7 +29,7 @@ from winnow.models.fast.packed_linear import (
     put_back,
 )
 from winnow.models.load.loader import load_model
-from winnow.models.load.memory import is_file_backed, release_pages, trim_heap
+from winnow.models.model.memory import is_file_backed, release_pages, trim_heap
 from winnow.native import native_kernels
 
 pytestmark = pytest.mark.cpu

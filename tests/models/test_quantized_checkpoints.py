@@ -17,8 +17,8 @@ from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model
 from winnow.models.fast import optimize
-from winnow.models.fast.experts import GroupedExperts, is_experts
 from winnow.models.fast.fused import build
+from winnow.models.model.experts import GroupedExperts, is_experts
 
 pytestmark = pytest.mark.cpu
 FORMS: dict[str, dict[str, Any]] = {

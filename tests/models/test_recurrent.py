@@ -19,7 +19,7 @@ from winnow.engine.memory import prefixes
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import PRESETS as EVERY
 from winnow.models import load_model
-from winnow.models.bind.paged_trial import differences_of, paged_logits, plain_layout
+from winnow.models.load.paged_trial import differences_of, paged_logits, plain_layout
 
 MAX_TOKENS = 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)

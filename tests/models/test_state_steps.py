@@ -13,8 +13,8 @@ from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
 native = pytest.importorskip("winnow._native")
-from winnow.models.fast import state_steps  # noqa: E402
-from winnow.models.fast.state_steps import StateRows, conv_step, delta_step, space_step, steps_in_place  # noqa: E402
+from winnow.models.bind import state_steps  # noqa: E402
+from winnow.models.bind.state_steps import StateRows, conv_step, delta_step, space_step, steps_in_place  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

@@ -13,8 +13,8 @@ from winnow.cache import CacheSize
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, UnsupportedModelError
 from winnow.models.fast import packed_linear
-from winnow.models.fast.blocks import BlockWeights
 from winnow.models.load import automatic
+from winnow.models.model.blocks import BlockWeights
 from winnow_lab.plan import hardware
 from winnow_lab.plan.deployment import Deployment
 from winnow_lab.plan.hardware import HARDWARE, find_hardware

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.bind.binding import cache_argument
-from winnow.models.load.damage import first_line
+from winnow.models.model.damage import first_line
 from winnow_lab.padded.cache import KVShape, LayerShape, PaddedCache
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from winnow.engine.requests.request import Sequence
 from winnow.errors import UnsupportedModelError
-from winnow.models.load.damage import first_line
+from winnow.models.model.damage import first_line
 from winnow.outputs import LogprobDict
 from winnow.sampling import prompt_logprobs
 from winnow.sampling.rows import Fault, sound_rows

@@ -9,7 +9,7 @@ from winnow.cache import BlockCount, BlockKind, CacheLayout, CacheSize
 from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError
 from winnow.eviction import SequenceEviction, resolve_policy
-from winnow.models.load.kv_layout import configured_layout
+from winnow.models.model.kv_layout import configured_layout
 from winnow.values.checks import check_integer, check_number
 from winnow.values.units import format_bytes
 from winnow_lab.plan.hardware import Hardware

@@ -142,7 +142,7 @@ def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
     import torch
 
     from winnow.config import ModelConfig
-    from winnow.models.fast.blocks import BlockWeights
+    from winnow.models.model.blocks import BlockWeights
     from winnow.native import native_kernels
 
     plain = torch.nn.Linear(_FEATURES, _FEATURES, bias=False, dtype=dtype)

@@ -146,7 +146,7 @@ def find_model(model: str | Path) -> ModelShape:
 
 
 def _of_config(path: Path) -> ModelShape:
-    from winnow.models.load.damage import read_object
+    from winnow.models.model.damage import read_object
 
     return shape_of_config(read_object(path), path.parent.name or path.name)
 

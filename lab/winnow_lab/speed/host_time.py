@@ -24,7 +24,7 @@ from winnow.engine.executor import ServedModel
 from winnow.engine.requests.new_request import NewRequest
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel
-from winnow.models.bind.geometry import ModelGeometry
+from winnow.models.model.geometry import ModelGeometry
 from winnow.sampling import SamplingParams
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, run_study

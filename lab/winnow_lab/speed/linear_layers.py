@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from winnow.models.fast.blocks import quantize
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.packed_linear import PackedLinear, linear_of
+from winnow.models.model.blocks import quantize
 from winnow.native import native_kernels
 from winnow_lab.bench.limits import Limits, interleave
 from winnow_lab.bench.presets import PRESETS

@@ -18,7 +18,7 @@ class HiddenStates(SlotState):
     name = "hidden"
 
     def __init__(self, model: LoadedModel, max_num_seqs: int, window: int) -> None:
-        from winnow.models.load.kinds import text_part  # transformers
+        from winnow.models.model.kinds import text_part  # transformers
 
         self.window = window
         size = hidden_size(model)

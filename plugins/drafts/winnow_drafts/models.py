@@ -15,10 +15,10 @@ from winnow.errors import ConfigError
 from winnow.models.bind.binding import ATTENTION_NAME, AttentionStep, attention_by_part, set_attention
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.fast.packed.decoder import Decoded
-from winnow.models.load.damage import first_line, read_object
 from winnow.models.load.hub import locate_model
-from winnow.models.load.kinds import head_patterns, num_draft_heads, takes_attention
 from winnow.models.load.loaded import LoadedModel
+from winnow.models.model.damage import first_line, read_object
+from winnow.models.model.kinds import head_patterns, num_draft_heads, takes_attention
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 """Their `model_type`."""

@@ -25,13 +25,13 @@ from winnow.errors import ConfigError
 from winnow.executor.build import _identity
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.fast import optimize
-from winnow.models.fast.blocks import Blocks, quantize
-from winnow.models.fast.experts import linear_of
 from winnow.models.fast.fused import build
 from winnow.models.fast.fused.build import run_model
 from winnow.models.fast.fused.layer import FusedLayer
 from winnow.models.load import checkpoint
 from winnow.models.load.quantized import Codes, FloatCodes
+from winnow.models.model.blocks import Blocks, quantize
+from winnow.models.model.experts import linear_of
 from winnow_humming import HummingLinear, LibraryWeights, humming_tensors
 
 CUDA = torch.device("cuda")

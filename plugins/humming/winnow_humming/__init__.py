@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError
-from winnow.models.fast.blocks import BLOCK, RAW, Blocks, LibraryLayers, own_blocks
 from winnow.models.fast.packed_linear import join_biases, join_linears, join_weights
+from winnow.models.model.blocks import BLOCK, RAW, Blocks, LibraryLayers, own_blocks
 
 _CAPABILITIES = {torch.bfloat16: (8, 0), torch.float16: (7, 5)}
 """Least compute capability by dtype."""

@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    from winnow.models.fast.packed.cache import cache_directory, cache_limit, clear_cache, list_cache
+    from winnow.models.load.packed.cache import cache_directory, cache_limit, clear_cache, list_cache
 
     entries = list_cache()
     for entry in entries:

@@ -68,7 +68,7 @@ def _stored(path: Path) -> dict[str, str]:
 
 def _facts(loaded: "LoadedModel") -> dict[str, str]:
     from winnow.eviction import PAPER_POOL
-    from winnow.models.load.tokens import text_pool
+    from winnow.models.model.tokens import text_pool
 
     geometry, verified = loaded.geometry, loaded.verified
     facts = {

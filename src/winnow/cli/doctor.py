@@ -40,7 +40,7 @@ def _facts() -> Iterator[tuple[str, str]]:
         yield "memory", f"{format_bytes(memory.limit)}, {format_bytes(memory.free)} free"
     yield "accelerator", machine.accelerator or "none"
     if native.is_installed():
-        from winnow.models.fast.packed.cache import cache_directory, list_cache  # which needs kernels
+        from winnow.models.load.packed.cache import cache_directory, list_cache  # which needs kernels
 
         sizes = [each.nbytes for each in list_cache()]
         yield "kernels", ", ".join(map(str, native.instruction_sets()))

@@ -25,7 +25,7 @@ from winnow.executor.step_graphs import MOST_CHUNK_TOKENS
 from winnow.executor.tensor_parallel import TensorParallelExecutor, build_executor, load_rank, on_gpus
 from winnow.models import LoadedModel, PlainModel, load_model
 from winnow.models.load.hub import locate_adapter, locate_model
-from winnow.models.load.tokens import text_pool
+from winnow.models.model.tokens import text_pool
 from winnow.report.fingerprint import model_digest
 from winnow.storage.prefix_format import PrefixFormat
 from winnow.values.checks import require

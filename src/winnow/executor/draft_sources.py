@@ -13,9 +13,9 @@ from winnow.executor.draft_model import DraftModel
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.extras import require_plugin
 from winnow.models import LoadedModel, load_model
-from winnow.models.load.damage import read_object
 from winnow.models.load.hub import locate_model
-from winnow.models.load.memory import weight_bytes
+from winnow.models.model.damage import read_object
+from winnow.models.model.memory import weight_bytes
 
 # Tokens of a text by which the memory of two caches is compared.
 _COMPARED = 1024

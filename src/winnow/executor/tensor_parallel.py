@@ -25,7 +25,7 @@ from winnow.errors import ConfigError
 from winnow.executor.rank_team import RankTeam
 from winnow.executor.torch_executor import SubmittedStep, TorchExecutor
 from winnow.models import LoadedModel, load_model
-from winnow.models.bind.paged_trial import verify_codec
+from winnow.models.load.paged_trial import verify_codec
 from winnow.process.ranks import Ranks
 from winnow.sampling import SamplingParams
 

@@ -86,8 +86,8 @@ def _calls(isa: str, own: "list[Tensor]") -> "Iterator[tuple[tuple[str, str, str
     import torch
 
     from winnow import native
-    from winnow.models.fast.blocks import quantize
     from winnow.models.fast.fused.kernels import LayerKernels
+    from winnow.models.model.blocks import quantize
 
     # As the processor is used that has this set and no wider one.
     kernels = LayerKernels(native.Kernels(isa, ""))

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache, Pret
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
-from winnow.models.load.kinds import takes_attention
+from winnow.models.model.kinds import takes_attention
 
 
 class LatentHeads(nn.Module):

@@ -21,10 +21,10 @@ from winnow.models.bind.binding import (
     paged_attention,
 )
 from winnow.models.bind.captured import CapturedPasses
-from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.bind.mixers import StateProbe, bind_mixers
-from winnow.models.fast.blocks import stand_ins
-from winnow.models.load.kinds import attending_layers, has_states, takes_attention
+from winnow.models.model.blocks import stand_ins
+from winnow.models.model.geometry import ModelGeometry
+from winnow.models.model.kinds import attending_layers, has_states, takes_attention
 
 
 class Carrier:

@@ -18,7 +18,7 @@ from transformers.cache_utils import LinearAttentionLayer
 from winnow.attention import Spans
 from winnow.cache.recurrent import RecurrentStates, StateShape
 from winnow.models.bind.binding import EmptyCache
-from winnow.models.fast.state_steps import StateRows, steps_in_place
+from winnow.models.bind.state_steps import StateRows, steps_in_place
 
 # What layers call the cache that has their states.
 _CACHE_NAMES = ("cache", "cache_params", "past_key_values")
@@ -45,7 +45,7 @@ class PackedStates(EmptyCache):
         Args:
             compute: it gives that for rows alike, [B, n, size], that have a cache.
             continues: a piece of several tokens may begin with a state; else such a piece goes token by token.
-            in_place: kinds of states that one token of each changes where they lie (`winnow.models.fast.state_steps`).
+            in_place: kinds of states that one token of each changes where they lie (`winnow.models.bind.state_steps`).
         """
         spans, found = self._spans, []
         decodes = spans.num_decodes

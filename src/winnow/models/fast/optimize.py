@@ -9,15 +9,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from winnow.errors import UnsupportedModelError
-from winnow.models.bind.geometry import ModelGeometry, decoder_layers
-from winnow.models.fast.blocks import (
-    BlockWeights,
-    LibraryLayers,
-    own_blocks,
-    round_to_blocks,
-    widen_for_good,
-    widened,
-)
 from winnow.models.fast.packed_linear import (
     MakeLinear,
     PackedEmbedding,
@@ -29,8 +20,17 @@ from winnow.models.fast.packed_linear import (
     put_back,
 )
 from winnow.models.fast.shards import JoinedLinear
-from winnow.models.load.kinds import text_part
-from winnow.models.load.memory import is_file_backed, release_pages, trim_heap
+from winnow.models.model.blocks import (
+    BlockWeights,
+    LibraryLayers,
+    own_blocks,
+    round_to_blocks,
+    widen_for_good,
+    widened,
+)
+from winnow.models.model.geometry import ModelGeometry, decoder_layers
+from winnow.models.model.kinds import text_part
+from winnow.models.model.memory import is_file_backed, release_pages, trim_heap
 from winnow.native import native_kernels
 from winnow.process.progress import report
 
@@ -82,7 +82,7 @@ def optimize_model(
     from winnow.models.fast.fused.kernels import LayerKernels
     from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
     from winnow.models.fast.fused.parts import read_norm
-    from winnow.models.fast.packed.write import extract_parts
+    from winnow.models.fast.packed.extract import extract_parts
 
     layer_kernels = LayerKernels(kernels)
     plain = linear_maker(layer_kernels, model.dtype)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from winnow.models.fast.blocks import BLOCK, Blocks, BlockWeights, dense_weight
-from winnow.models.fast.experts import GroupedExperts, is_experts, linear_of
+from winnow.models.model.blocks import BLOCK, Blocks, BlockWeights, dense_weight
+from winnow.models.model.experts import GroupedExperts, is_experts, linear_of
 
 if TYPE_CHECKING:
     from winnow.models.fast.fused.kernels import LayerKernels, PackedWeight

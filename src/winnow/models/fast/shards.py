@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.fast.experts import linear_of
+from winnow.models.model.experts import linear_of
+from winnow.models.model.geometry import ModelGeometry
 from winnow.process.ranks import Ranks
 
 _COLUMNS, _ROWS = "colwise", "rowwise"

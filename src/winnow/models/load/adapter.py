@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from winnow.errors import UnsupportedModelError, WinnowError
-from winnow.models.fast.blocks import own_blocks, widen_for_good
-from winnow.models.load.damage import first_line, read_object
+from winnow.models.model.blocks import own_blocks, widen_for_good
+from winnow.models.model.damage import first_line, read_object
 from winnow.process.digest import ADAPTER_FILES
 
 log = logging.getLogger("winnow.models")

@@ -18,9 +18,9 @@ import torch
 
 from winnow.config import ModelConfig
 from winnow.errors import WinnowError
-from winnow.models.fast.blocks import RAW
 from winnow.models.fast.packed.description import is_packed
-from winnow.models.load.damage import read_object
+from winnow.models.model.blocks import RAW
+from winnow.models.model.damage import read_object
 from winnow.native import instruction_set, is_installed
 from winnow.process.digest import model_files
 

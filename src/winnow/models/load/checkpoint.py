@@ -28,26 +28,26 @@ from winnow.models.bind.binding import (
     set_attention,
 )
 from winnow.models.bind.geometry_probe import probe_geometry
-from winnow.models.bind.verify import Trial
-from winnow.models.fast.blocks import (
+from winnow.models.fast.optimize import optimize_model
+from winnow.models.fast.shards import shard_model
+from winnow.models.load.adapter import merge_adapter
+from winnow.models.load.automatic import keeps_blocks, open_published
+from winnow.models.load.directory import sampling_defaults
+from winnow.models.load.hub import locate_adapter, locate_tokenizer
+from winnow.models.load.loaded import LoadedModel, PlainModel
+from winnow.models.load.processor import Processor, load_processor
+from winnow.models.load.verify import Trial
+from winnow.models.model.blocks import (
     BlockWeights,
     LibraryLayers,
     attach_blocks,
     round_to_blocks,
     widen_for_good,
 )
-from winnow.models.fast.optimize import optimize_model
-from winnow.models.fast.shards import shard_model
-from winnow.models.load.adapter import merge_adapter
-from winnow.models.load.automatic import keeps_blocks, open_published
-from winnow.models.load.context import ContextLimit, context_limit
-from winnow.models.load.damage import cannot_load, check_numbers, check_sizes, check_vocabulary, first_line
-from winnow.models.load.directory import sampling_defaults
-from winnow.models.load.hub import locate_adapter, locate_tokenizer
-from winnow.models.load.kinds import causal_class, has_tower, sparse_top_k, takes_attention
-from winnow.models.load.loaded import LoadedModel, PlainModel
-from winnow.models.load.processor import Processor, load_processor
-from winnow.models.load.tokens import end_tokens, load_tokenizer
+from winnow.models.model.context import ContextLimit, context_limit
+from winnow.models.model.damage import cannot_load, check_numbers, check_sizes, check_vocabulary, first_line
+from winnow.models.model.kinds import causal_class, has_tower, sparse_top_k, takes_attention
+from winnow.models.model.tokens import end_tokens, load_tokenizer
 from winnow.process.progress import report
 from winnow.process.ranks import ALONE, Ranks
 
@@ -230,7 +230,7 @@ class _Source:
 
     def load(self, attention: str | None, *, kept: bool = False, tower: bool = False) -> PreTrainedModel:
         """Return the model on its device. `attention` is a name that transformers knows; None: its own choice. Where
-        `kept`, linear layers and the embedding keep a file's blocks: see `winnow.models.fast.blocks.keep_blocks`."""
+        `kept`, linear layers and the embedding keep a file's blocks: see `winnow.models.model.blocks.keep_blocks`."""
         try:
             model = self._make(attention, kept=kept, tower=tower).to(self.device)
         except KeyError as error:  # of a table of transformers: of activations, of kinds of rotation

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 
 from winnow.errors import InvalidRequestError, UnsupportedModelError
-from winnow.models.load.damage import cannot_load, read_object
-from winnow.models.load.tokens import load_tokenizer, token_list
+from winnow.models.model.damage import cannot_load, read_object
+from winnow.models.model.tokens import load_tokenizer, token_list
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from winnow.models.fast.blocks import Blocks
+    from winnow.models.model.blocks import Blocks
 
 GENERATION = "generation_config.json"
 OWN = "winnow"
@@ -107,7 +107,7 @@ class ModelDirectory:
         self._check_unused(model, left_out, scaled=hasattr(model.config, "quantization_config"))
 
     def _check_unused(self, model: "PreTrainedModel", left_out: Collection[str], *, scaled: bool) -> None:
-        from winnow.models.load.kinds import head_patterns  # transformers
+        from winnow.models.model.kinds import head_patterns  # transformers
 
         heads = re.compile("|".join(head_patterns(model.config)))
         unused = sorted(

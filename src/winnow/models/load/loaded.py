@@ -11,10 +11,10 @@ from winnow.attention import Spans
 from winnow.cache import CacheLayout
 from winnow.cache.recurrent import RecurrentStates
 from winnow.config import CacheConfig
-from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.bind.rotation import ModelRotation, find_rotation
-from winnow.models.fast.blocks import BlockWeights, LibraryLayers
-from winnow.models.load.kv_layout import configured_layout
+from winnow.models.model.blocks import BlockWeights, LibraryLayers
+from winnow.models.model.geometry import ModelGeometry
+from winnow.models.model.kv_layout import configured_layout
 from winnow.process.ranks import ALONE, Ranks
 from winnow.prompts import TEXT_ALONE
 from winnow.sampling.grammar import GrammarCompiler

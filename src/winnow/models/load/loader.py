@@ -14,17 +14,17 @@ from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.lazy import importing
 from winnow.models.fast.packed.description import is_packed
 from winnow.models.load.automatic import is_cpu, keeps_blocks, settle_formats
-from winnow.models.load.damage import loading
 from winnow.models.load.hub import DEMO_MODEL, locate_model, locate_tokenizer
 from winnow.models.load.loaded import LoadedModel, PlainModel
 from winnow.models.load.processor import has_processor
+from winnow.models.model.damage import loading
 from winnow.native import is_installed, native_kernels
 from winnow.process.progress import report
 from winnow.process.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
-    from winnow.models.fast.packed.cache import CacheEntry
-    from winnow.models.load.context import ContextLimit
+    from winnow.models.load.packed.cache import CacheEntry
+    from winnow.models.model.context import ContextLimit
 
 __all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]
 
@@ -65,7 +65,7 @@ def load_model(
             raise UnsupportedModelError(
                 f"model: {path} is packed for Winnow's CPU kernels, which are not installed"
             )
-        from winnow.models.fast.packed.read import load_packed
+        from winnow.models.load.packed.read import load_packed
 
         with loading(path):
             return load_packed(path, config, kernels)
@@ -121,7 +121,7 @@ def _cache_entry(path: Path, config: ModelConfig) -> "CacheEntry | None":
     images = has_processor(path) and not config.language_model_only  # a vision tower is not kept
     if images or not is_installed() or native_kernels() is None:
         return None
-    from winnow.models.fast.packed.cache import CacheEntry
+    from winnow.models.load.packed.cache import CacheEntry
 
     return CacheEntry.of(path, config)
 
@@ -154,7 +154,7 @@ def pack_model(config: ModelConfig, out: Path) -> None:
         raise ConfigError(f"the directory to write must be new or empty, got {str(out)!r}")
     if native_kernels() is None:
         raise ConfigError("packing needs Winnow's CPU kernels, which are not installed")
-    from winnow.models.fast.packed.write import write_packed
+    from winnow.models.load.packed.write import write_packed
 
     loaded = load_model(replace(config, device="cpu", optimize=True, model_cache=False), own_code=True)
     try:

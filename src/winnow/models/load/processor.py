@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from winnow.errors import InvalidRequestError
-from winnow.models.load.damage import first_line, read_object
+from winnow.models.model.damage import first_line, read_object
 from winnow.values.images import PromptImage, TokenGrid, rotary_positions
 
 if TYPE_CHECKING:

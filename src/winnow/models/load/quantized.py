@@ -23,8 +23,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from winnow.errors import UnsupportedModelError
-from winnow.models.fast.blocks import BLOCK, Blocks
 from winnow.models.load.directory import ModelDirectory
+from winnow.models.model.blocks import BLOCK, Blocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

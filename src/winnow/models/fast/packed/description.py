@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from winnow.errors import UnsupportedModelError
-from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.fast.blocks import BlockWeights
-from winnow.models.load.backend_tokenizer import TokenizerNumbers
+from winnow.models.model.backend_tokenizer import TokenizerNumbers
+from winnow.models.model.blocks import BlockWeights
+from winnow.models.model.geometry import ModelGeometry
 from winnow.values.checks import check_choice, require
 
 DESCRIPTION = "winnow.json"

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from winnow.config import ModelConfig
-from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.fast.blocks import RAW, Blocks, BlockWeights
 from winnow.models.fast.fused.kernels import LayerKernels, PackedWeight
 from winnow.models.fast.packed.description import (
     FORMAT,
@@ -23,15 +21,17 @@ from winnow.models.fast.packed.description import (
     NormNumbers,
     RotaryNumbers,
 )
-from winnow.models.fast.packed.read import DecoderReader
-from winnow.models.load.backend_tokenizer import BackendTokenizer
-from winnow.models.load.context import ContextLimit
 from winnow.models.load.directory import sampling_defaults
 from winnow.models.load.gguf.file import GgufFile
 from winnow.models.load.gguf.header import GgufHeader
 from winnow.models.load.gguf.tokenizer import read_backend
 from winnow.models.load.loaded import LoadedModel
-from winnow.models.load.tokens import end_tokens
+from winnow.models.load.packed.read import DecoderReader
+from winnow.models.model.backend_tokenizer import BackendTokenizer
+from winnow.models.model.blocks import RAW, Blocks, BlockWeights
+from winnow.models.model.context import ContextLimit
+from winnow.models.model.geometry import ModelGeometry
+from winnow.models.model.tokens import end_tokens
 from winnow.native import Kernels
 from winnow.process.progress import report
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.extras import install_hint
-from winnow.models.load.damage import cannot_load, first_line
 from winnow.models.load.gguf.architectures import KEYS, REASONS
+from winnow.models.model.damage import cannot_load, first_line
 from winnow.process.digest import part_names
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from winnow.models.fast.blocks import Blocks
     from winnow.models.load.gguf.header import GgufHeader
+    from winnow.models.model.blocks import Blocks
 
 _PACKAGES = ("gguf", "accelerate")
 _MAGIC = b"GGUF"
@@ -174,7 +174,7 @@ class GgufFile:
     @property
     def keeps_blocks(self) -> bool:
         """Return whether linear layers can keep the file's blocks: it has such, and transformers moves whole rows."""
-        from winnow.models.fast.blocks import RAW
+        from winnow.models.model.blocks import RAW
 
         if self.header.architecture in _MIXED_ROWS or next(iter(self.weight_kinds), "") not in RAW:
             return False

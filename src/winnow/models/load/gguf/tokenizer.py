@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, proc
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
-from winnow.models.load.backend_tokenizer import TokenizerNumbers
+from winnow.models.model.backend_tokenizer import TokenizerNumbers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from transformers.utils.logging import is_progress_bar_enabled
 
-from winnow.models.fast.blocks import RAW, Blocks
 from winnow.models.load.gguf.architectures import KEYS, TURNED, complete_config
 from winnow.models.load.gguf.header import ARRAY, STRING, GgufHeader, GgufTensor
+from winnow.models.model.blocks import RAW, Blocks
 from winnow.process.progress import report
 
 # Where transformers looks for what reads metadata: it differs between versions, and so do the callers.

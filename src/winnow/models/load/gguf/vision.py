@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from winnow.models.load.damage import cannot_load
 from winnow.models.load.gguf.file import GgufFile
+from winnow.models.model.damage import cannot_load
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from winnow.models.fast.blocks import Blocks
     from winnow.models.load.gguf.header import GgufHeader
+    from winnow.models.model.blocks import Blocks
 
 # Of llama.cpp's architectures: the name of their projector, and transformers' model type.
 _KINDS = {

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from winnow import native
 from winnow.config import ModelConfig
-from winnow.models.bind.geometry import decoder_layers
-from winnow.models.fast.experts import is_experts, linear_of, product_names
+from winnow.models.model.experts import is_experts, linear_of, product_names
+from winnow.models.model.geometry import decoder_layers
 
 BLOCK = 32
 """Inputs of a feature that share a scale."""

@@ -31,7 +31,7 @@ def decoder_layers(model: Any, num_layers: int) -> nn.ModuleList:
     config = getattr(model, "config", None)
     depth, searched = num_layers, model
     if config is not None:  # a packed model has none, and does without transformers
-        from winnow.models.load.kinds import text_part
+        from winnow.models.model.kinds import text_part
 
         depth, searched = config.get_text_config().num_hidden_layers, text_part(model)
     for module in searched.modules():

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.models.fast.blocks import BlockWeights
 from winnow.models.fast.fused.kernels import LayerKernels, PackedWeight
 from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fast.fused.parts import Activation, LayerNorms, NormWeight
 from winnow.models.fast.packed.decoder import PackedDecoder, RotaryEmbedding
 from winnow.models.fast.packed.description import OTHERS, PACKED, Description, LayerNumbers, NormNumbers
 from winnow.models.fast.packed_linear import PackedEmbedding, PackedLinear, ScaledEmbedding
-from winnow.models.load.backend_tokenizer import BACKEND, BackendTokenizer
-from winnow.models.load.context import ContextLimit
-from winnow.models.load.damage import first_line
 from winnow.models.load.directory import sampling_defaults
 from winnow.models.load.loaded import LoadedModel
-from winnow.models.load.tokens import end_tokens, load_tokenizer
+from winnow.models.model.backend_tokenizer import BACKEND, BackendTokenizer
+from winnow.models.model.blocks import BlockWeights
+from winnow.models.model.context import ContextLimit
+from winnow.models.model.damage import first_line
+from winnow.models.model.tokens import end_tokens, load_tokenizer
 from winnow.native import Kernels
 from winnow.values.checks import require
 

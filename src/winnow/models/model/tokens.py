@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.eviction import PAPER_POOL
-from winnow.models.load.damage import cannot_load, first_line, read_object
+from winnow.models.model.damage import cannot_load, first_line, read_object
 from winnow.process.digest import TOKENIZER_FILES
 
 if TYPE_CHECKING:

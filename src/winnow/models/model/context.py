@@ -39,7 +39,7 @@ class ContextLimit:
 
 
 def context_limit(config: "PretrainedConfig") -> ContextLimit:
-    from winnow.models.load.kinds import sparse_top_k
+    from winnow.models.model.kinds import sparse_top_k
 
     text = config.get_text_config()
     named = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))

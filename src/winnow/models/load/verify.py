@@ -18,11 +18,11 @@ from transformers.masking_utils import sdpa_mask
 from winnow.attention import open_backend
 from winnow.errors import UnsupportedModelError
 from winnow.models.bind.binding import attention_of, cache_argument, kv_layer_of
-from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.bind.paged_trial import HALF, differences_of, paged_logits, plain_layout, random_tokens
-from winnow.models.fast.blocks import stand_ins
-from winnow.models.load.kinds import takes_attention
 from winnow.models.load.loaded import LoadedModel, Verified
+from winnow.models.load.paged_trial import HALF, differences_of, paged_logits, plain_layout, random_tokens
+from winnow.models.model.blocks import stand_ins
+from winnow.models.model.geometry import ModelGeometry
+from winnow.models.model.kinds import takes_attention
 
 _MASKS = "winnow_masks"
 _TOKENS = 12

@@ -25,9 +25,9 @@ import torch
 from winnow.config import ModelConfig
 from winnow.errors import WinnowError
 from winnow.models.fast.packed.description import DESCRIPTION, FORMAT
-from winnow.models.load.context import ContextLimit
 from winnow.models.load.hub import locate_tokenizer
 from winnow.models.load.loaded import LoadedModel
+from winnow.models.model.context import ContextLimit
 from winnow.native import ISA_VARIABLE, Kernels, block_instruction_sets, extension_identity, instruction_sets
 from winnow.process.digest import model_files, sampled_digest
 from winnow.process.progress import report
@@ -122,7 +122,7 @@ class CacheEntry:
         """Return the model, if it is there and whole; what is not goes. Raises ConfigError: `max_model_len` beyond what
         the model can do."""
         from winnow.errors import ConfigError
-        from winnow.models.fast.packed.read import load_packed
+        from winnow.models.load.packed.read import load_packed
 
         if not os.path.lexists(self.path):
             return None
@@ -140,7 +140,7 @@ class CacheEntry:
 
     def keep(self, loaded: LoadedModel, source: Path, limit: ContextLimit) -> None:
         """Write a model that was loaded, where it can be packed and the folder takes it."""
-        from winnow.models.fast.packed.write import other_tensors, packed_tensors, write_packed
+        from winnow.models.load.packed.write import other_tensors, packed_tensors, write_packed
 
         if loaded.decoder is None or limit.tokens is None:
             return

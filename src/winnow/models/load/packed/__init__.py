@@ -1,0 +1,1 @@
+"""Packed models on disk: written, read, and kept in the user's cache folder."""
