@@ -149,12 +149,47 @@ def test_a_policy_that_replays_begins_anew(open_llm: Any) -> None:
     assert not llm.sessions()[0].compressed
 
 
+def test_old_turns_are_compressed(open_llm: Any) -> None:
+    """The system prompt and the last turn stay whole, and the session within its memory."""
+    memory = 250 * TOKEN_BYTES
+    llm = open_llm(session_memory=memory)
+    system = {"role": "system", "content": "You answer in one word, and are kind to all who ask."}
+    messages: list[dict[str, str]] = [system]
+    before: RequestOutput | None = None
+    for question in (LONG, "And then?", LONG, "Why?", LONG):
+        messages.append({"role": "user", "content": question})
+        [output] = llm.chat(messages, ANSWER, session_id="one")
+        messages.append({"role": "assistant", "content": output.outputs[0].text})
+        finish(llm)
+        [session] = llm.sessions()
+        assert session.num_bytes <= memory
+        if before is not None:
+            known = known_tokens(before)
+            assert output.prompt_token_ids[: len(known)] == known
+            # The last token before a compression is computed once more.
+            assert output.num_cached_tokens >= len(known) - 3
+        before = output
+    stats = llm.stats()
+    assert session.compressed and stats.session_compressions >= 2 and not stats.sessions_dropped
+    assert stats.session_tokens > 400 and stats.session_seconds > 0
+    index = llm._engine.scheduler.ledger.prefixes  # type: ignore[attr-defined]
+    [snapshot] = index.snapshots.values()
+    assert snapshot.num_tokens == session.num_tokens - 1
+    assert snapshot.lengths.sum() < 0.8 * snapshot.lengths.size * snapshot.num_tokens
+    assert llm.drop_session("one") and not llm.drop_session("one")
+    assert llm.sessions() == [] and not index.snapshots
+    llm.check_integrity()
+
+
 def test_conversations_with_recurrent_layers(tmp_path: Path) -> None:
-    """Turns compute their own tokens."""
+    """Turns compute their own tokens; states cannot be compressed, so what is too large is the prefix cache's."""
     save(HYBRIDS["qwen3.5"], tmp_path)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     options: dict[str, Any] = {"block_size": 4, "kv_memory": "8MiB"}
-    with LLM(tmp_path, **options) as llm, LLM(tmp_path, **options, enable_prefix_caching=False) as plain:
+    with (
+        LLM(tmp_path, **options, session_memory="120KiB") as llm,
+        LLM(tmp_path, **options, enable_prefix_caching=False) as plain,
+    ):
         generator, history = Random(1), list[int]()
         for turn in range(5):
             history += generator.choices(range(3, VOCAB), k=50)
@@ -162,8 +197,33 @@ def test_conversations_with_recurrent_layers(tmp_path: Path) -> None:
             assert output.outputs[0].token_ids == plain.generate([history], params)[0].outputs[0].token_ids
             finish(llm)
             assert output.num_cached_tokens == (len(history) - 51 if turn else 0)
+            assert llm.sessions()[0].outgrown == (turn >= 3)
             history += output.outputs[0].token_ids
-        assert llm.stats().sessions_dropped == 0
+        assert (llm.stats().sessions_outgrown, llm.stats().sessions_dropped) == (1, 0)
+
+
+def test_a_conversation_beyond_its_memory_is_the_prefix_caches(
+    open_llm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said, once, and its turns are not computed anew."""
+    llm = open_llm(session_memory=1000)
+    outputs = converse(llm, ["Hello there, who are you?", "Why?", "How?"], ANSWER, session_id="one")
+    finish(llm)
+    [session] = llm.sessions()
+    assert session.outgrown and [each.outgrown for each in outputs] == [False, True, True]
+    assert all(later.num_cached_tokens > 0 for later in outputs[1:])
+    assert (llm.stats().sessions_outgrown, llm.stats().sessions_dropped) == (1, 0)
+    assert [each.message for each in caplog.records if "session 'one' has" in each.message].__len__() == 1
+
+
+def test_the_least_recently_used_of_a_tenant_go_first(open_llm: Any) -> None:
+    llm = open_llm(tenants={"a": {"session_memory": "1MiB"}})
+    for name in ("one", "two", "three", "one"):
+        llm.chat([{"role": "user", "content": f"{name} {LONG}"}], ANSWER, session_id=name, tenant="a")
+    llm.chat([{"role": "user", "content": LONG}], ANSWER, session_id="other", tenant="b")
+    assert sum(each.num_bytes for each in llm.sessions("a")) <= 2**20
+    assert next(each.name for each in llm.sessions("a")) == "one"
+    assert len(llm.sessions("a")) < 3 and [each.name for each in llm.sessions("b")] == ["other"]
 
 
 def test_idle_sessions_give_way(open_llm: Any) -> None:
@@ -178,10 +238,11 @@ def test_idle_sessions_give_way(open_llm: Any) -> None:
     llm.check_integrity()
 
 
-def test_idle_sessions_are_moved_then_forgotten(open_llm: Any, tmp_path: Path) -> None:
-    """Each step is counted, and a session comes back from disk as it was."""
-    llm = open_llm(kv_memory="4MiB", prefix_cache_dir=tmp_path)
-    roomy = open_llm()  # where it stays on the device
+def test_idle_sessions_are_compressed_then_moved_then_forgotten(open_llm: Any, tmp_path: Path) -> None:
+    """Each step is counted, and a session comes back from disk as it was compressed."""
+    memory = 200 * TOKEN_BYTES
+    llm = open_llm(kv_memory="4MiB", session_memory=memory, prefix_cache_dir=tmp_path)
+    roomy = open_llm(session_memory=memory)  # where it stays on the device
     for each in (roomy, llm):
         messages: list[dict[str, str]] = []
         for question in (LONG, "And then?", LONG, "Why?"):
@@ -191,8 +252,8 @@ def test_idle_sessions_are_moved_then_forgotten(open_llm: Any, tmp_path: Path) -
             finish(each)
     [session] = llm.sessions()
     stats = llm.stats()
-    assert session.tier == "device" and not stats.sessions_dropped
-    assert stats.session_tokens > 400 and stats.session_seconds > 0
+    assert session.compressed and session.tier == "device" and session.num_bytes <= memory
+    assert stats.session_compressions >= 1 and not stats.sessions_dropped
     for number in range(4):
         llm.generate([[number + 300] * 200], ANSWER)
     llm.write_prefixes()
@@ -203,6 +264,7 @@ def test_idle_sessions_are_moved_then_forgotten(open_llm: Any, tmp_path: Path) -
     [expected] = roomy.generate([[*known, 5]], ANSWER, session_id="one")
     assert again.num_cached_tokens == expected.num_cached_tokens >= len(known) - 3
     assert again.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert again.outputs[0].eviction == expected.outputs[0].eviction is not None
     tier = llm.stats().disk_tier
     assert tier is not None and tier.loaded_tokens >= again.num_cached_tokens
     finish(llm)

@@ -56,6 +56,7 @@ class TokenizedPrompt(NamedTuple):
     Attributes:
         text: None where token ids were given.
         template_tail: tokens at its end that a chat template wrote behind the last message; 0 without a template.
+        system_tokens: tokens at its beginning before the first message that is no system prompt.
         documents: tokens, half-open, of texts that may stand elsewhere in other prompts; see `mark_documents`.
         context_tokens: those that a mark calls the context; 0: there is no mark.
     """
@@ -63,6 +64,7 @@ class TokenizedPrompt(NamedTuple):
     text: str | None
     token_ids: list[int]
     template_tail: int = 0
+    system_tokens: int = 0
     images: tuple[PromptImage, ...] = ()
     documents: tuple[tuple[int, int], ...] = ()
     context_tokens: int = 0
@@ -119,6 +121,7 @@ def apply_template(
         prompt,
         token_ids,
         tail_tokens(tokenizer, token_ids, tail),
+        len(plain(_system_text(conversation, prompt))),
         documents=documents,
         context_tokens=context,
     )
@@ -227,6 +230,14 @@ def _text_behind(
         return ""
     _, found, behind = rendered.rpartition(_SENTINEL)
     return behind if found and prompt.endswith(behind) else ""
+
+
+def _system_text(conversation: Sequence[dict[str, Any]], prompt: str) -> str:
+    """Return what a prompt begins with before its first message that is no system prompt; empty without one."""
+    begin = next((i for i, each in enumerate(conversation) if each["role"] not in _SYSTEM_ROLES), 0)
+    content = conversation[begin]["content"]
+    content = str(content[0].get("text", "") if isinstance(content, list) else content).strip()
+    return prompt[: max(prompt.find(content), 0)] if begin and content else ""
 
 
 def _rendered(

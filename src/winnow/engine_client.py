@@ -22,6 +22,7 @@ from winnow.outputs import AgreementRecord, EngineStats, RequestOutput, SessionS
 from winnow.prompts import Prompt, PromptTokenizer
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import RequestOutputKind
+from winnow.values.session_request import SessionRequest
 
 T = TypeVar("T")
 
@@ -138,6 +139,9 @@ class EngineClient:
         self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
     ) -> NewRequest:
         """Return a request for `submit_all`; `options` are the other fields of `NewRequest`."""
+        session = options.get("session")
+        if isinstance(session, SessionRequest) and prompt.system_tokens:
+            options["session"] = replace(session, system=prompt.system_tokens)
         if prompt.template_tail and params.template_tail is None:
             params = replace(params, template_tail=prompt.template_tail)
         if prompt.context_tokens:

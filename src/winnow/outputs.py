@@ -121,6 +121,8 @@ class RequestOutput:
     """One entry per prompt token. The first is None, as no token precedes it."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KVs were in the prefix cache, and were not computed."""
+    outgrown: bool = field(default=False, kw_only=True)
+    """The conversation is larger than its session_memory; see `SessionStats`."""
     num_reused_tokens: int = 0
     """Prompt tokens whose KVs were computed elsewhere in another prompt (`SamplingParams.reuse`): approximate."""
     num_repaired_tokens: int = 0
@@ -273,6 +275,7 @@ class SessionStats:
             did, and are read or computed again.
         num_bytes: of the device, blocks that others share included.
         compressed: not all its KVs are kept.
+        outgrown: it cannot be as small as its session_memory, and is kept as long as the prefix cache has room.
     """
 
     name: str
@@ -282,6 +285,7 @@ class SessionStats:
     num_tokens: int
     num_turns: int
     compressed: bool
+    outgrown: bool
     idle_seconds: float
 
 
@@ -356,6 +360,10 @@ class EngineStats:
     """Tokens of turns that were not computed again."""
     session_seconds: float = 0.0
     """Seconds that these would have taken at the speed of prompts."""
+    session_compressions: int = 0
+    """Compressions of conversations for their age."""
+    sessions_outgrown: int = 0
+    """Conversations that could not be compressed to their session_memory, and were left to the prefix cache."""
     sessions_dropped: int = 0
     """Conversations that were forgotten to keep a budget."""
     sessions_released: int = 0

@@ -205,7 +205,12 @@ def test_swapped_requests_go_on(directory: Path) -> None:
 
 
 def test_a_saved_prefix_and_a_session(directory: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"kv_cache_dtype": "int8", "kv_rotate": "none", "verify_model": False}
+    options: dict[str, Any] = {
+        "session_memory": "1MiB",
+        "kv_cache_dtype": "int8",
+        "kv_rotate": "none",
+        "verify_model": False,
+    }
     document = prompt(7, 64)
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, eviction="leverage", kv_budget=24)
     found = []

@@ -94,6 +94,39 @@ def test_a_conversation_of_responses(keyed: Running) -> None:
         assert keyed.post(RESPONSES, body | {"input": "Hi"} | bad, headers=ONE).status_code == 400
 
 
+def test_a_session_ages_while_it_waits(keyed: Running) -> None:
+    """Nothing is asked for: its oldest turns are compressed all the same, and answers say what is kept."""
+    memory, messages, turns = 150 * 6288, list[dict[str, str]](), []
+    for question in (LONG, "And then?", LONG, "Why?"):
+        messages.append({"role": "user", "content": question})
+        body = {
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": 6,
+            "session_id": "old",
+            "session_memory": memory,
+        }
+        turns.append(keyed.post(CHAT, body, headers=ONE).json())
+        messages.append({"role": "assistant", "content": turns[-1]["choices"][0]["message"]["content"]})
+        eventually(lambda: listed(keyed)["old"]["num_bytes"] <= memory, "it is too large")
+    assert listed(keyed)["old"]["compressed"]
+    kv = turns[-1]["usage"]["kv"]
+    assert kv["kept"] < kv["total"] and "kv" not in turns[0]["usage"]
+    assert turns[-1]["choices"][0]["eviction"]["policy"] == "session"
+    text = keyed.client.get("/metrics", headers=ONE).text
+    assert 'winnow_sessions{model_name="winnow-demo",tier="device"}' in text
+    [line] = [each for each in text.splitlines() if each.startswith("winnow_session_compressions_total{")]
+    assert float(line.split()[-1]) >= 1
+    # What cannot be so small is said to be the prefix cache's.
+    body |= {"session_id": "large", "session_memory": 1000}
+    kv = [keyed.post(CHAT, body, headers=ONE).json()["usage"].get("kv", {}) for _ in range(2)]
+    assert kv[1]["session"] == "outgrown" and listed(keyed)["large"]["outgrown"]
+    assert (
+        'winnow_sessions_outgrown_total{model_name="winnow-demo"} 1'
+        in keyed.client.get("/metrics", headers=ONE).text
+    )
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -101,6 +134,8 @@ def test_a_conversation_of_responses(keyed: Running) -> None:
         {"session_id": 5},
         {"session_id": "x" * 257},
         {"release": "x", "session_id": "x"},
+        {"session_memory": "much", "session_id": "x"},
+        {"session_memory": 1000},
         {"release": True},
         {"prompt_cache_key": 5},
     ],

@@ -24,18 +24,18 @@ SAMPLE: dict[str, Any] = {
     "structured_outputs": {"regex": "a"}, "priority": 1, "return_token_ids": True, "return_kept": True,
     "eviction": "snapkv", "reuse": "documents", "compression": 2.0, "kv_budget": 5, "context_tokens": 5,
     "template_tail": 1,
-    "answer_prefix": 1, "protect": [[0, 1]],
+    "answer_prefix": 1, "protect": [[0, 1]], "earlier_rounds": [[5, 3]],
     "forced_tokens": [5], "bad_words": ["x"],
     "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
     "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "session_id": "s",
-    "release": True, "max_tokens": 5, "logprobs": 1, "echo": True,
+    "session_memory": "1MiB", "release": True, "max_tokens": 5, "logprobs": 1, "echo": True,
     "max_completion_tokens": 5, "top_logprobs": 1, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,
     "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True,
     "continue_final_message": True, "documents": [{"text": "a"}],
 }  # fmt: skip
 ALONE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
-    "release": {"session_id": "s"},
+    "session_memory": {"session_id": "s"}, "release": {"session_id": "s"},
 }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class NoMemory:
         return False
 
     clear = record_prefixes = write_all = do_nothing
-    list = take_prefix_events = find_nothing
+    list = age = take_prefix_events = find_nothing
 
 
 class PaddedExecutor:

@@ -16,7 +16,7 @@ KV_RESERVATIONS = ("on-demand", "prompt", "max")
 PREFIX_DISK = ("prefix_cache_dir", "prefix_cache_disk")
 """Options of prefixes that go to disk by themselves, of which nothing but a served engine has any."""
 
-_SIZES = ("kv_memory", "image_memory", "kv_offloading_size", "prefix_cache_disk")
+_SIZES = ("kv_memory", "image_memory", "session_memory", "kv_offloading_size", "prefix_cache_disk")
 _LEAST_OFFLOADING = 2**16
 
 
@@ -72,6 +72,14 @@ class CacheConfig:
     prefix_cache_disk: int = option(
         20 * 2**30,
         "bytes that the files in prefix_cache_dir may take; the least recently used go first",
+        parse=parse_bytes,
+        effect=Effect.BATCHES,
+    )
+    session_memory: int | None = option(
+        None,
+        "bytes of a conversation (session_id) beyond which its oldest turns are compressed while it waits, such as "
+        "64MiB; the system prompt and the last turns stay whole; left out: none is compressed, and the least recently "
+        "used give way as all prefixes do",
         parse=parse_bytes,
         effect=Effect.BATCHES,
     )

@@ -37,9 +37,9 @@ class AnswerCheck:
     def note(self, sequence: Sequence) -> None:
         """Take an answer that has ended by itself into the choice, if rounds took KVs from it."""
         request, answer = sequence.request, sequence.output_token_ids
-        params = request.params
+        params, ages = request.params, request.session is not None and request.session.ages
         ended = sequence.finish_reason in ("stop", "length") and sequence.index == 0 and answer
-        if not (self._share and ended and sequence.rounds.rounds) or params.forced_tokens:
+        if not (self._share and ended and sequence.rounds.rounds) or params.forced_tokens or ages:
             return
         if not params.is_greedy:
             self.record.sampled += 1

@@ -50,6 +50,7 @@ def assemble(
         saved=saved or None,
         cached=cached,
         library=library or None,
+        session_memory=cache.session_memory,
         reuse_share=cache.reuse_share,
     )
     if cache.kv_offloading_size is not None:

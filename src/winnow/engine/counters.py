@@ -90,6 +90,8 @@ class Counters:
             sessions=sessions.count_tiers(),
             session_tokens=sessions.reused_tokens,
             session_seconds=sessions.reused_tokens * seconds["prefill"] / max(requests.prompt_tokens, 1),
+            session_compressions=sessions.num_compressions,
+            sessions_outgrown=sessions.num_outgrown,
             sessions_dropped=sessions.num_dropped,
             sessions_released=sessions.num_released,
             num_steps=self.num_steps,
@@ -131,7 +133,8 @@ Positions = SequenceType[SequenceType[SequenceType[int]]]
 
 def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport | None:
     """Return None while the sequence runs, if it never got a slot, or if all its KVs are kept."""
-    name = sequence.request.policy_name
+    # Of a conversation whose oldest turns were compressed: "session".
+    name = sequence.request.policy_name or ("session" if sequence.kv.last_round else None)
     if sequence.kept is None or name is None:
         return None
     held = layout.by_kind(layout.row_blocks(sequence.kept))

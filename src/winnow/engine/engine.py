@@ -403,8 +403,12 @@ class Engine:
             for request in self._touched
             if request.finished or not request.final_only
             for found in [output(request, report)]
+            if request.session is None or not request.session.ages
         ]
         self._touched.clear()
+        for request in self.memory.sessions.age(self._admit):
+            self.requests.add(request)
+            self.scheduler.add(request)
         return outputs
 
     def _check_rows(self, sequence: Sequence) -> None:

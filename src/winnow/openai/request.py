@@ -15,6 +15,7 @@ from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow.values.json_values import json_kind
 from winnow.values.session_request import MAX_SESSION_NAME, SessionRequest
+from winnow.values.units import parse_bytes
 
 Message = dict[str, Any]
 
@@ -136,12 +137,17 @@ def read_body(
 def _read_session(values: dict[str, Any]) -> SessionRequest | None:
     """Take what a body says of its conversation out of `values`; OpenAI's name for it counts where ours is missing."""
     key, _ = (take_text(values, f"prompt_cache_{name}") for name in ("key", "retention"))
-    name, release = values.pop("session_id", None), values.pop("release", None)
+    name, memory, release = (values.pop(name, None) for name in ("session_id", "session_memory", "release"))
     try:
-        if name is None and release is not None and not key:
-            raise InvalidRequestError("release needs a session_id")
+        if name is None and not key and (memory, release) != (None, None):
+            raise InvalidRequestError("session_memory and release need a session_id")
         name = name if name is not None or not key else key[:MAX_SESSION_NAME]
-        return None if name is None else SessionRequest(name, False if release is None else release)
+        memory = None if memory is None else parse_bytes(memory, "session_memory")
+        return (
+            None
+            if name is None
+            else SessionRequest(name, memory, release=False if release is None else release)
+        )
     except WinnowError as error:
         raise ApiError("invalid_request", str(error)) from None
 

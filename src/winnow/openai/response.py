@@ -92,11 +92,14 @@ def usage_object(
                 "checked_answers": known[-1].checked_answers,
                 "equal_answers": known[-1].equal_answers,
             }
+    details = dict(cached)
+    if details.pop("outgrown", 0):  # the conversation, its session_memory
+        found["kv"] = {**found.get("kv", {}), "session": "outgrown"}
     found |= {
         "prompt_tokens": prompt,
         "completion_tokens": answers,
         "total_tokens": prompt + answers,
-        "prompt_tokens_details": dict(cached),
+        "prompt_tokens_details": details,
     }
     return found | ({"completion_tokens_details": {"reasoning_tokens": thoughts}} if thoughts else {})
 
@@ -106,6 +109,8 @@ def cached_tokens(output: RequestOutput) -> Counter[str]:
     found = Counter(cached_tokens=output.num_cached_tokens)
     if output.num_reused_tokens or output.num_repaired_tokens:
         found.update(reused_tokens=output.num_reused_tokens, repaired_tokens=output.num_repaired_tokens)
+    if output.outgrown:
+        found["outgrown"] = 1
     return found
 
 

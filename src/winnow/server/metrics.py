@@ -185,6 +185,8 @@ class Metrics:
             "evicted_kvs": ("KVs of finished answers that were evicted", self.evicted_kvs),
             "session_tokens": ("tokens of conversations not computed again", stats.session_tokens),
             "session_seconds": ("seconds that these would have taken", stats.session_seconds),
+            "session_compressions": ("conversations compressed for their age", stats.session_compressions),
+            "sessions_outgrown": ("conversations larger than their session_memory", stats.sessions_outgrown),
             "sessions_dropped": ("conversations forgotten for their budgets", stats.sessions_dropped),
             "sessions_released": ("conversations that clients released", stats.sessions_released),
             "checked_answers": ("compressed answers compared with the full cache's", stats.agreement.checked),

@@ -14,10 +14,18 @@ class SessionRequest:
 
     Attributes:
         name: of the session, unique within a tenant: 1 to 256 characters.
+        memory: bytes of the device beyond which its oldest turns are compressed; None: as the engine's.
+        system: tokens of the system prompt, which stays whole.
+        ages: it compresses the session, and is no turn of it.
+        turn: number of turns before it, where it ages.
         release: it is the last turn: the session is forgotten when it ends.
     """
 
     name: str
+    memory: int | None = None
+    system: int = 0
+    ages: bool = False
+    turn: int = 0
     release: bool = False
 
     def __post_init__(self) -> None:
@@ -25,3 +33,5 @@ class SessionRequest:
         named = isinstance(name, str) and 0 < len(name) <= MAX_SESSION_NAME
         require(named, "session_id", f"a text of 1 to {MAX_SESSION_NAME} characters", name, error)
         require(isinstance(self.release, bool), "release", "true or false", self.release, error)
+        sized = self.memory is None or (type(self.memory) is int and self.memory >= 0)
+        require(sized, "session_memory", "bytes", self.memory, error)

@@ -8,6 +8,7 @@ from typing import Any
 
 from winnow.errors import ConfigError, known_names
 from winnow.values.checks import check_number, require
+from winnow.values.units import parse_bytes
 
 TenantName = str | None
 OTHERS = "*"
@@ -38,6 +39,9 @@ class Tenant:
         check_number(f"tenants: weight of {self.name}", self.weight, 1e-6, 1e6)
         for name in ("guarantee", "limit", "host_limit"):
             check_number(f"tenants: {name} of {self.name}", getattr(self, name), 0.0, 1.0)
+        if self.session_memory is not None:
+            size = parse_bytes(self.session_memory, f"tenants: session_memory of {self.name}")
+            object.__setattr__(self, "session_memory", size)
         if self.limit <= 0:
             raise ConfigError(f"tenants: limit of {self.name} must be greater than 0, got {self.limit:g}")
         if self.guarantee > self.limit:

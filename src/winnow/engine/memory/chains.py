@@ -17,7 +17,7 @@ class SessionRule:
     """Rule that a session's snapshot follows from besides its tokens: its own turns alone see it."""
 
     name: str
-    policy: EvictionPolicy
+    policy: EvictionPolicy | None
     spans: tuple[tuple[int, int], ...] = ()
 
 
@@ -51,7 +51,7 @@ def stored_accumulators(rule: Hashable) -> int | None:
     """Return accumulators per KV of a snapshot's file; None: who reads it cannot check its rule."""
     if isinstance(rule, SequenceEviction):
         return rule.policy.score.num_accumulators if is_portable(rule.policy) else None
-    return None
+    return 0 if isinstance(rule, SessionRule) and rule.policy is None else None
 
 
 def is_portable(policy: Any) -> bool:

@@ -33,6 +33,7 @@ class Memory:
         prefix_caching: False: no sequence begins with what another computed.
         host_bytes: most bytes of copies in host memory.
         saved, cached, library: see `FileStore`.
+        session_memory: bytes of the device that a session may take; None: no limit.
         costs: what copies and recomputing cost; None: they are measured.
         reuse_share: part of the tokens of placed spans that is computed again.
     """
@@ -48,6 +49,7 @@ class Memory:
         saved: PrefixFiles | None = None,
         cached: PrefixFiles | None = None,
         library: PrefixFiles | None = None,
+        session_memory: int | None = None,
         costs: SwapCosts | None = None,
         reuse_share: float = 0.15,
     ) -> None:
@@ -55,7 +57,7 @@ class Memory:
         self.tenants = TenantTable(config.tenants)
         self.swap = Swap(executor, self.ledger, clock, self.tenants, costs or SwapCosts())
         self.files = FileStore(executor, self.ledger, saved, cached, library)
-        self.sessions = Sessions(self.ledger, clock, self.files)
+        self.sessions = Sessions(self.ledger, clock, self.tenants, self.files, session_memory)
         self.spans = SpanReuse(self.ledger, reuse_share)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.files, self.sessions, self.spans)
         self.room = Room(config, self.ledger, self.prefixes)

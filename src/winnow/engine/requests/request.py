@@ -93,6 +93,8 @@ class Request:
     error: str | None = None
     """Fault of the prompt's logits or their texts; ends each answer with its first token."""
     reserved_tokens: int | None = None
+    outgrown: bool = False
+    """Whether its conversation is larger than its session_memory."""
     session: SessionRequest | None = None
     images: tuple[PromptImage, ...] = ()
     documents: tuple[tuple[int, int], ...] = ()

@@ -238,6 +238,7 @@ class RequestTable(dict[str, Request]):
             request.num_reused_tokens,
             request.num_repaired_tokens,
             request.images,
+            outgrown=request.outgrown,
         )
         if finished:
             del self[request.request_id]

@@ -39,7 +39,7 @@ function show(s) {
   at("session-bytes").textContent = bytes(s.session_bytes); at("session-rate").textContent = count(s.session_per_second); at("session-seconds").textContent = s.session_seconds.toFixed(1);
   at("session-tiers").textContent = Object.entries(s.session_tiers).map(([tier, n]) => `${count(n)} ${tier}`).join(", ");
   has("sessions-on", s.sessions.length);
-  rows("sessions", s.sessions.map(each => [each.name, each.tier + (each.compressed ? ", compressed" : ""), bytes(each.num_bytes), count(each.num_tokens), count(each.num_turns), count(each.idle_seconds) + " s"]));
+  rows("sessions", s.sessions.map(each => [each.name, each.tier + (each.compressed ? ", compressed" : "") + (each.outgrown ? ", outgrown" : ""), bytes(each.num_bytes), count(each.num_tokens), count(each.num_turns), count(each.idle_seconds) + " s"]));
   for (const each of document.querySelectorAll(".span")) each.textContent = `last ${span < 120 ? Math.round(span) + " s" : Math.floor(span / 60) + " minutes"}`;
   has("evicted", s.rounds); has("agreement", s.agreement?.checked); at("agreement").textContent = s.agreement ? `${count(s.agreement.equal)} of ${count(s.agreement.checked)} checked answers are the full cache's` : ""; has("host", s.host_bytes_budget); has("disk", s.disk_bytes_budget); has("kept", s.kept.length);
   const pool = at("pool"); pool.textContent = "";
