@@ -203,12 +203,9 @@ def winnow_answer(path: Path, **options: Any) -> list[int]:
         return list(llm.generate([PROMPT], greedy)[0].outputs[0].token_ids)
 
 
-def save(
-    path: Path, name: str, model: Any, kind: str = "F32", last: tuple[tuple[str, int], ...] = ()
-) -> Path:
-    """Write `model` to `path`, with the layers' matrices of a type of llama.cpp's; `last` as in `save_gguf`."""
-    arch, writer = ARCHITECTURES[name], GGUFWriter(path, name)
-    names = get_tensor_name_map(next(x for x, text in MODEL_ARCH_NAMES.items() if text == name), LAYERS)
+def add_keys(writer: GGUFWriter, name: str, vocab_size: int) -> None:
+    """Write what an architecture's keys say of its tiny model."""
+    arch = ARCHITECTURES[name]
     keys = {
         "context_length": SHAPE["max_position_embeddings"],
         "block_count": LAYERS,
@@ -217,7 +214,7 @@ def save(
         "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS,
         "rope.freq_base": 10000.0,
-        "vocab_size": model.config.vocab_size,
+        "vocab_size": vocab_size,
     }
     for key, value in {**keys, **arch.keys}.items():
         add = {
@@ -227,6 +224,15 @@ def save(
             list: writer.add_array,
         }
         add[type(value)](f"{name}.{key}", value)
+
+
+def save(
+    path: Path, name: str, model: Any, kind: str = "F32", last: tuple[tuple[str, int], ...] = ()
+) -> Path:
+    """Write `model` to `path`, with the layers' matrices of a type of llama.cpp's; `last` as in `save_gguf`."""
+    arch, writer = ARCHITECTURES[name], GGUFWriter(path, name)
+    names = get_tensor_name_map(next(x for x, text in MODEL_ARCH_NAMES.items() if text == name), LAYERS)
+    add_keys(writer, name, model.config.vocab_size)
     add_tokenizer(writer, "gpt-2", last)
     writer.add_pad_token_id(0)
     for own, weight in model.state_dict().items():

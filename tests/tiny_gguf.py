@@ -164,7 +164,9 @@ def in_parts(path: Path, count: int) -> list[Path]:
     return sorted(path.parent.glob(f"{path.stem}-*-of-{count:05}.gguf"))
 
 
-def add_tokenizer(writer: GGUFWriter, rule: str, last: tuple[tuple[str, int], ...]) -> None:
+def add_tokenizer(
+    writer: GGUFWriter, rule: str, last: tuple[tuple[str, int], ...], template: str = CHAT_TEMPLATE
+) -> None:
     tokenizer = byte_level()
     described = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     special = set(tokenizer.all_special_ids)
@@ -185,7 +187,7 @@ def add_tokenizer(writer: GGUFWriter, rule: str, last: tuple[tuple[str, int], ..
     writer.add_eos_token_id(tokenizer.convert_tokens_to_ids(EOS))
     writer.add_unk_token_id(tokenizer.convert_tokens_to_ids(UNKNOWN))
     writer.add_add_bos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    writer.add_chat_template(template)
 
 
 def add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray[Any, Any], kind: str) -> None:
