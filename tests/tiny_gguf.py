@@ -105,6 +105,8 @@ def save_gguf(
     writer.add_name("tiny")
     writer.add_rope_freq_base(10000.0)
     write_shape(writer, SHAPE | {"rms_norm_eps": 1e-6, "vocab_size": model.config.vocab_size})
+    if tokenizer is not None:
+        add_tokenizer(writer, tokenizer, last)
     for name, value in (values or {}).items():
         writer.kv_data[0].pop(name, None)
         kinds = {
@@ -114,8 +116,6 @@ def save_gguf(
             list: writer.add_array,
         }
         kinds[type(value)](name, value)
-    if tokenizer is not None:
-        add_tokenizer(writer, tokenizer, last)
     if isinstance(model, Qwen3MoeForCausalLM):
         tensors = list(_moe_tensors(model))
     else:

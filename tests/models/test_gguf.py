@@ -321,6 +321,30 @@ def test_scaling_of_positions_that_the_reader_passes_over_is_refused(tmp_path: P
         ({"split.count": 3}, "it is one of 3 parts"),
         ({"split.count": "x"}, "split.count must be a whole number, got 'x'"),
         (
+            {"llama.context_length": [512, 512]},
+            r"llama.context_length must be a whole number .*, got \[512, 512\]",
+        ),
+        (
+            {"llama.attention.head_count": "x"},
+            "llama.attention.head_count must be a whole number .*, got 'x'",
+        ),
+        (
+            {"tokenizer.ggml.padding_token_id": 10**6},
+            r"padding_token_id must be a token's number below \d+, got 1000000",
+        ),
+        (
+            {"tokenizer.ggml.eos_token_id": [1, 1]},
+            r"eos_token_id must be a token's number below \d+, got \[1, 1\]",
+        ),
+        ({"tokenizer.ggml.tokens": [1, 2]}, "tokenizer.ggml.tokens must be a list of texts"),
+        ({"tokenizer.ggml.merges": ["a b c"]}, "tokenizer.ggml.merges must hold two texts each, got 'a b c'"),
+        ({"tokenizer.ggml.pre": 3}, "tokenizer.ggml.pre must be a text, got 3"),
+        ({"llama.embedding_length": "x"}, "llama.embedding_length must be a whole number .*, got 'x'"),
+        (
+            {"llama.block_count": 10**9},
+            "llama.block_count must be a whole number from 1 to 21, got 1000000000",
+        ),
+        (
             {"tokenizer.ggml.eot_token_id": 10**6},
             r"eot_token_id must be a token's number below \d+, got 1000000",
         ),

@@ -50,6 +50,8 @@ speed.images: What do pictures cost, in a random model of Qwen3-VL-2B's shape?
     images.md: a picture costs what its tower costs; kept, 0.09 s
 winnow run: A pile of chats that ask for one fact of a text
     chats.md: `auto` is right in 62 % of 60 chats, the full cache in 32 %, 1.09 times as fast
+winnow bench throughput: What does `--batch-invariant` cost?
+    batch_invariant.md: nothing beyond the spread; it forgoes the prefix cache
 winnow bench agents: Conversations of agents in memory for a few
     agents.md: prefixes on disk: first tokens 5 times sooner than from memory alone
 gpu: A page about a GPU in six minutes

@@ -57,6 +57,41 @@ def _read_header(paths: tuple[Path, ...], _states: tuple[tuple[int, int], ...]) 
     return GgufHeader.join(paths)
 
 
+def _unusable_value(header: "GgufHeader") -> str | None:
+    """Return what is wrong with a number that the model's shape, or its tokenizer, hangs on; None: nothing is."""
+    from winnow.models.load.gguf.header import BY_LAYER
+
+    tokens = header.values.get("tokenizer.ggml.tokens", ())
+    for key in ("ggml.model", "ggml.pre", "chat_template"):
+        if not isinstance(value := header.values.get(f"tokenizer.{key}", ""), str):
+            return f"tokenizer.{key} must be a text, got {value!r:.80}"
+    for key, kind in {"tokens": str, "merges": str, "token_type": int}.items():
+        value = header.values.get(f"tokenizer.ggml.{key}", [])
+        if not (isinstance(value, list) and all(isinstance(each, kind) for each in value)):
+            listed = "texts" if kind is str else "numbers"
+            return f"tokenizer.ggml.{key} must be a list of {listed}, got {value!r:.80}"
+    for merge in header.values.get("tokenizer.ggml.merges", ()):
+        if len(merge.split(" ")) != 2:
+            return f"tokenizer.ggml.merges must hold two texts each, got {merge!r:.80}"
+    one = {
+        "block_count": len(header.tensors),
+        "context_length": 2**40,
+        "embedding_length": 2**31,
+        "vocab_size": 2**31,
+    }
+    for name, most in (one | dict.fromkeys(BY_LAYER, 2**31)).items():
+        key = f"{header.architecture}.{name}"
+        value = header.values.get(key, 1)
+        least, entries = (1, [value]) if name in one or not isinstance(value, list) else (0, value)
+        if not all(type(each) is int and least <= each <= most for each in entries):
+            return f"{key} must be a whole number from 1 to {most}, got {value!r:.80}"
+    for name in ("bos", "eos", "unknown", "padding", "cls", "mask"):
+        value = header.values.get(key := f"tokenizer.ggml.{name}_token_id")
+        if tokens and value is not None and (type(value) is not int or not 0 <= value < len(tokens)):
+            return f"{key} must be a token's number below {len(tokens)}, got {value!r:.80}"
+    return None
+
+
 class GgufFile:
     def __init__(self, header: "GgufHeader") -> None:
         self.path = header.path
@@ -87,6 +122,8 @@ class GgufFile:
         for part, size in zip(parts, (each.st_size for each in found), strict=True):
             if size < (end := header.end(part)):
                 raise cannot_load(part, f"it is cut short: its tensors end at byte {end}, and it has {size}")
+        if reason := _unusable_value(header):
+            raise cannot_load(path, reason)
         count = header.values.get("split.count", 1)
         if type(count) is not int or count < 0:
             raise cannot_load(path, f"split.count must be a whole number, got {count!r:.80}")

@@ -17,7 +17,7 @@ STRING, ARRAY = 8, 9
 # Kinds of values of a fixed size, as `struct` and the format number them.
 _FIXED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_DIMS = 4
-_BY_LAYER = (
+BY_LAYER = (
     *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
     *("feed_forward_length", "rope.dimension_count"),
 )
@@ -83,7 +83,7 @@ class GgufHeader:
                 if key in values:
                     raise ValueError(f"it holds {key!r} twice")
                 values[key], kinds[key] = cursor.value()
-            for key in (f"{values.get('general.architecture')}.{name}" for name in _BY_LAYER):
+            for key in (f"{values.get('general.architecture')}.{name}" for name in BY_LAYER):
                 given = values.get(key)
                 if isinstance(given, list) and len(set(given)) == 1:  # one for each layer, all the same
                     values[key], kinds[key] = given[0], kinds[key][1:]
