@@ -15,6 +15,9 @@ namespace winnow {
 /// Inputs of a record, and of a super-block, whose scales are integers of 8 bits times one of 16.
 constexpr int64_t BLOCK = 32, SUPER_BLOCK = 256;
 
+/// The field of a word that holds the codes of the i-th of `fields` pairs: pairs two apart lie at the same bits of its two bytes.
+constexpr int field_of(int i, int fields) { return i / 2 % 2 * (fields / 2) + i / 4 * 2 + i % 2; }
+
 /// GGUF's names; f8_e4m3 is 32 codes in E4M3 behind a scale in float32.
 enum class BlockKind : int32_t { q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, mxfp4, f8_e4m3, iq4_xs };
 

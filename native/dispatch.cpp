@@ -12,11 +12,6 @@
 
 namespace winnow {
 
-#define WINNOW_DECLARE_BLOCKS(isa)               \
-  namespace isa {                              \
-  extern const BlockProducts block_products;     \
-  }
-
 #define WINNOW_DECLARE(isa)                                                                              \
   namespace isa {                                                                                        \
   void write(const Cache &, const Batch &, const NewKVs &, int);                                         \
@@ -42,24 +37,25 @@ namespace winnow {
   void conv_step(const ConvStep &, int);                                                                 \
   void delta_step(const DeltaStep &, int);                                                               \
   void space_step(const SpaceStep &, int);                                                               \
-  }                                                                                                      \
-  WINNOW_DECLARE_BLOCKS(isa)                                                                               \
-  namespace isa {                                                                                        \
   const Kernels kernels{write, compact, keep_best, attend, attend_selected, replay, leverage,            \
                         key_difference, smooth_rows, rms_norm, add_normed, rotate, gate, greedy,         \
                         conv_step, delta_step, space_step,                                               \
                         {packed_size, pack, unpack_rows, linear, gates, gated_linear}, block_products};   \
   }
 
+namespace generic { extern const BlockProducts block_products; }
 WINNOW_DECLARE(generic)
 #ifdef WINNOW_X86
+namespace avx2 { extern const BlockProducts block_products; }
+namespace avx512_vnni { extern const BlockProducts block_products; }
+namespace avx512 { using avx2::block_products; }
+namespace avx512_bf16 { using avx512_vnni::block_products; }
 WINNOW_DECLARE(avx2)
 WINNOW_DECLARE(avx512)
 WINNOW_DECLARE(avx512_bf16)
 #ifdef WINNOW_AVX_VNNI
-WINNOW_DECLARE_BLOCKS(avx2_vnni)
+namespace avx2_vnni { extern const BlockProducts block_products; }
 #endif
-WINNOW_DECLARE_BLOCKS(avx512_vnni)
 namespace avx512_vnni {
 void attend(const Attend &, Workspace &);
 }
@@ -72,11 +68,11 @@ void attend(const Attend &, Workspace &);
   }
 
 #ifdef WINNOW_HAS_EMULATED_TILES
-WINNOW_DECLARE_BLOCKS(amx_emulated)
+namespace amx_emulated { extern const BlockProducts block_products; }
 WINNOW_DECLARE_TILED(amx_emulated)
 #endif
 #ifdef WINNOW_AMX
-WINNOW_DECLARE_BLOCKS(amx)
+namespace amx { extern const BlockProducts block_products; }
 WINNOW_DECLARE_TILED(amx)
 #endif
 
@@ -230,12 +226,10 @@ const Level<BlockProducts> BLOCK_LEVELS[] = {
 #ifdef WINNOW_AVX_VNNI
     {"avx2_vnni", &avx2_vnni::block_products, has_avx2_vnni},
 #endif
-    {"avx512", &avx512::block_products, has_avx512},
 #ifdef WINNOW_HAS_EMULATED_TILES
     {"amx_emulated", &amx_emulated::block_products, has_avx512_bf16},
 #endif
     {"avx512_vnni", &avx512_vnni::block_products, has_avx512_vnni},
-    {"avx512_bf16", &avx512_bf16::block_products, has_avx512_bf16},
 #endif
 #ifdef WINNOW_AMX
     {"amx", &amx::block_products, has_amx},

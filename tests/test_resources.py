@@ -1,6 +1,7 @@
 """Processors and memory as control groups grant them, read from directories laid out as Linux lays them out."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,10 @@ import pytest
 from winnow.process.resources import HostMemory, available_cpus, host_memory
 
 MIB = 2**20
+CORES = {
+    f"sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n % 4},{n % 4 + 4}\n" for n in range(8)
+}
+"""Four cores of two hyperthreads each."""
 MEMINFO = "MemTotal:       24576 kB\nMemFree:          512 kB\nMemAvailable:   20480 kB\n"
 
 
@@ -64,6 +69,24 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_quotas_decide_the_number_of_processors(tmp_path: Path, files: dict[str, str], expected: int) -> None:
     assert available_cpus(lay(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("cpus", "quota", "expected"),
+    [
+        (range(8), "max", 4),
+        ({0, 4}, "max", 1),
+        ({0, 1, 4}, "max", 2),
+        (range(8), "300000", 3),
+        (range(8), "600000", 4),
+    ],
+)
+def test_hyperthreads_of_a_core_count_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpus: Iterable[int], quota: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cpus), raising=False)
+    group = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota} 100000\n"}
+    assert available_cpus(lay(tmp_path, CORES | group)) == expected
 
 
 def test_affinity_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 // Blocks of a file to panels of a packed weight, and both to numbers: those of GGUF's own formulas to the last bit.
 #include <algorithm>
-#include <cmath>
 
 #include "../blocks.h"
 #include "block_panel.h"
@@ -111,12 +110,6 @@ Block read_block(BlockKind kind, const char *row, int64_t b) {
   return out;
 }
 
-float e4m3(int code) {
-  const int exponent = code >> 3 & 15, mantissa = code & 7;
-  const float size = exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(static_cast<float>(mantissa), -9);
-  return code & 0x80 ? -size : size;
-}
-
 /// Numbers of a kind's codes.
 struct Numbers {
   float of_code[256];
@@ -124,7 +117,7 @@ struct Numbers {
   explicit Numbers(BlockKind kind) {
     const BlockForm &form = form_of(kind);
     for (int code = 0; code < 256; ++code)
-      of_code[code] = form.floats ? e4m3(code)
+      of_code[code] = form.floats ? from_e4m3(code)
                                   : low_number(kind, code & ((1 << form.low_bits) - 1)) + high_number(kind, code >> form.low_bits);
   }
 
@@ -147,7 +140,7 @@ class Plane {
   /// begin: bytes of a record before it.
   Plane(int width, int64_t begin) : width_(width), begin_(begin) {
     const int fields = width ? 16 / width : 1;
-    for (int i = 0; i < BLOCK && width; ++i) word_[i] = i / 2 / fields * 2 * WIDTH + i % 2, shift_[i] = i / 2 % fields * width;
+    for (int i = 0; i < BLOCK && width; ++i) word_[i] = i / 2 / fields * 2 * WIDTH + i % 2, shift_[i] = field_of(i / 2 % fields, fields) * width;
   }
 
   void set(char *record, int feature, int input, int code) const {

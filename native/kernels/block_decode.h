@@ -43,8 +43,7 @@ inline void store_pairs(int16_t *to, vi first, vi second) { store_vector(to, (fi
 
 inline void store_pairs(float *to, vf first, vf second) { store(to, first), store(to + PANEL, second); }
 
-inline vf as_floats(vi numbers) { return __builtin_convertvector(numbers, vf); }
-inline vf as_floats(vf numbers) { return numbers; }
+inline vf to_floats(vf numbers) { return numbers; }
 
 #if defined(__AVX512BF16__)
 inline void store_pairs(bf16 *to, numbers pairs) { store_vector(to, pairs); }
@@ -52,13 +51,13 @@ inline void store_pairs(bf16 *to, numbers pairs) { store_vector(to, pairs); }
 /// Numbers of 8 bits are exact: the upper halves of floats.
 template <class Vector>
 inline void store_pairs(bf16 *to, Vector first, Vector second) {
-  store_vector(to, (vu)as_floats(second) | (vu)as_floats(first) >> 16);
+  store_vector(to, (vu)to_floats(second) | (vu)to_floats(first) >> 16);
 }
 #endif
 
 /// Numbers of codes in E4M3. Those below the smallest exponent are found by a subtraction: a product would begin with a
 /// number that is no normal float.
-inline vf from_e4m3(vi code) {
+inline vf from_e4m3s(vi code) {
   constexpr float SMALLEST = 0x1p-6f;
   const vf number = (vf)(((code & 0x7f) << 20) + (120 << 23));
   const vf size = (code & 0x78) == 0 ? number + number - SMALLEST : number;
@@ -76,9 +75,9 @@ inline __attribute__((always_inline)) void decode(const char *record, int v, con
       const char *from = record + (v * BLOCK + pair * 2) * WIDTH;
       if (pair % 2 == 0) __builtin_prefetch(from + AHEAD, 0, 2);
       if constexpr (HIGH == FLOATS)
-        use(pair, from_e4m3(load_bytes(from)), from_e4m3(load_bytes(from + WIDTH)));
+        use(pair, from_e4m3s(widen_signed(from)), from_e4m3s(widen_signed(from + WIDTH)));
       else
-        use(pair, load_bytes(from), load_bytes(from + WIDTH));
+        use(pair, widen_signed(from), widen_signed(from + WIDTH));
     }
   } else {
     constexpr int64_t VECTOR = 4 * WIDTH;
@@ -95,8 +94,8 @@ inline __attribute__((always_inline)) void decode(const char *record, int v, con
 #pragma GCC unroll 16
     for (int pair = 0; pair < BLOCK / 2; ++pair) {
       constexpr int FIELDS = 16 / LOW, ABOVE = HIGH ? 16 / HIGH : 1;
-      numbers number = look_up<LOW>(low_table, low[pair / FIELDS], pair % FIELDS);
-      if constexpr (HIGH > 0) number += look_up<HIGH>(high_table, high[pair / ABOVE], pair % ABOVE);
+      numbers number = look_up<LOW>(low_table, low[pair / FIELDS], field_of(pair % FIELDS, FIELDS));
+      if constexpr (HIGH > 0) number += look_up<HIGH>(high_table, high[pair / ABOVE], field_of(pair % ABOVE, ABOVE));
       if constexpr (HIGH > 0 && !std::is_same_v<Operand, int16_t>)
         use(pair, (vi)number << 16 >> 16, (vi)number >> 16);
       else

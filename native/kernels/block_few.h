@@ -14,14 +14,9 @@ namespace winnow::WINNOW_ISA {
 constexpr int64_t HALF = 16;
 /// Most rows whose numbers are multiplied in registers, and how many of them at once.
 constexpr int64_t FEW = 4, MOST_FEW = 2;
-/// Whether products in tile registers take whole blocks alone: halves lie beside zeros then.
-#if defined(WINNOW_TILES)
+/// Tile registers take whole blocks alone: halves lie beside zeros.
 template <class Operand>
 constexpr bool PADS = std::is_same_v<Operand, bf16>;
-#else
-template <class Operand>
-constexpr bool PADS = false;
-#endif
 
 /// The sum of a row's products with numbers in the order in which `multiply` adds them up, so that it is the same to the last bit.
 template <class Operand>
@@ -36,12 +31,7 @@ struct PairSum {
     store_pairs(joined, first, second);
     add(a, load_vector<numbers>(joined));
   }
-  vf sum(float scale) const {
-    if constexpr (std::is_same_v<Operand, int16_t>)
-      return __builtin_convertvector(total, vf) * scale;
-    else
-      return total;
-  }
+  vf sum(float scale) const { return __builtin_convertvector(total, vf) * scale; }
 };
 
 /// Floats are added up one by one.
@@ -52,13 +42,12 @@ struct PairSum<float> {
 
   template <class Vector>
   void add(const float *a, Vector first, Vector second) {
-    total += a[0] * as_floats(first);
-    total += a[1] * as_floats(second);
+    total += a[0] * to_floats(first);
+    total += a[1] * to_floats(second);
   }
   vf sum(float) const { return total; }
 };
 
-#if defined(WINNOW_TILES)
 /// Tile registers add up both inputs of pairs apart.
 template <>
 struct PairSum<bf16> {
@@ -68,27 +57,27 @@ struct PairSum<bf16> {
   void add(const float *a, numbers pairs) { add(a, (vf)((vu)pairs << 16), (vf)((vu)pairs & 0xffff0000u)); }
   template <class Vector>
   void add(const float *a, Vector first, Vector second) {
-    even += a[0] * as_floats(first);
-    odd += a[1] * as_floats(second);
+    even += a[0] * to_floats(first);
+    odd += a[1] * to_floats(second);
   }
   vf sum(float) const { return even + odd; }
 };
-#endif
 
 /// Rows as they are multiplied, the scales of integers, and the sums that minima are multiplied with.
 template <class Operand>
 struct PreparedRows {
   const Operand *x;
-  int64_t stride, in;
+  int64_t count, stride, in;
   std::unique_ptr<Operand[]> own;
   std::unique_ptr<float[]> scale, sum;  // [rows, in / 32], [rows, in / 16]
   std::unique_ptr<float[]> floats;      // [rows, in], of few rows that tile registers would sum
 
   /// as_given: they are multiplied as they are.
-  PreparedRows(const LinearRows &rows, int64_t in, bool few, bool as_given) : stride(as_given ? rows.x_stride : in), in(in) {
+  PreparedRows(const LinearRows &rows, int64_t in, bool as_given)
+      : count(rows.rows), stride(as_given ? rows.x_stride : in), in(in) {
     if (!as_given) own.reset(new Operand[rows.rows * in]);
-    if (std::is_same_v<Operand, int16_t>) scale.reset(new float[rows.rows * (in / BLOCK)]);
-    if (few && PADS<Operand>) floats.reset(new float[rows.rows * in]);
+    if (std::is_integral_v<Operand>) scale.reset(new float[rows.rows * (in / BLOCK)]);
+    if (count <= FEW && PADS<Operand>) floats.reset(new float[rows.rows * in]);
     sum.reset(new float[rows.rows * (in / HALF)]);
     x = as_given ? reinterpret_cast<const Operand *>(rows.x) : own.get();
   }
@@ -106,12 +95,12 @@ struct PreparedRows {
         largest = (vf)larger((vi)largest, (vi)part[j] & 0x7fffffff);  // what is no number above all
       }
       float factor = 1.0f;
-      if constexpr (std::is_same_v<Operand, int16_t>) {
+      if constexpr (std::is_integral_v<Operand>) {
         int32_t most = 0;
         for (int lane = 0; lane < WIDTH; ++lane) most = std::max(most, ((vi)largest)[lane]);
         float size;
         std::memcpy(&size, &most, sizeof size);
-        constexpr float SMALLEST = 1e-30f, LARGEST = 32767.0f;  // their ratio stays finite
+        constexpr float SMALLEST = 1e-30f, LARGEST = std::numeric_limits<Operand>::max();  // their ratio stays finite
         const bool finite = most < 0x7f800000;
         const float inverse = finite && size >= SMALLEST ? LARGEST / size : 0.0f;
         factor = !finite ? std::numeric_limits<float>::quiet_NaN() : size < SMALLEST ? 0.0f : size / LARGEST;
@@ -138,6 +127,10 @@ struct PreparedRows {
       return x + row * stride;
   }
 };
+
+/// Products with a panel, for one thread.
+template <class Operand>
+struct PanelProduct;
 
 /// A kind's tables and the functions that read its records.
 template <class Operand>

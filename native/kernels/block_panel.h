@@ -2,22 +2,10 @@
 #pragma once
 
 #include "../blocks.h"
+#include "coded_step.h"
 #include "panel.h"
 
 namespace winnow::WINNOW_ISA {
-
-/// Integers of 8 bits.
-template <class T>
-inline vi load_bytes(const T *from) {
-#if defined(__AVX512F__)
-  return (vi)_mm512_cvtepi8_epi32(load_vector<__m128i>(from));
-#elif defined(__AVX2__)
-  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
-#else
-  typedef int8_t narrow __attribute__((vector_size(WIDTH)));
-  return __builtin_convertvector(load_vector<narrow>(from), vi);
-#endif
-}
 
 /// Scales of 32 inputs: for each feature of a panel, one behind the other.
 class BlockScales {
@@ -44,8 +32,8 @@ class BlockScales {
       } else if (form_.floats) {
         store(scale + j, load(whole() + j));
       } else if (form_.super) {
-        store(scale + j, load(super() + j) * load_steps(steps(h) + j));
-        if (form_.minimum) store(minimum + j, -(load(super_minimum() + j) * load_steps(minimum_steps(h) + j)));
+        store(scale + j, load(super() + j) * to_floats(widen_signed(steps(h) + j)));
+        if (form_.minimum) store(minimum + j, -(load(super_minimum() + j) * to_floats(widen_signed(minimum_steps(h) + j))));
       } else {
         store(scale + j, load(half(h) + j));
         if (form_.minimum) store(minimum + j, load(half_minimum(h) + j));
@@ -69,8 +57,6 @@ class BlockScales {
   }
 
  private:
-  static vf load_steps(const int8_t *from) { return __builtin_convertvector(load_bytes(from), vf); }
-
   const BlockForm &form_;
   char *head_, *tail_;
 };

@@ -1,12 +1,11 @@
 // Linear layers of weights in blocks (blocks.h): codes become numbers of 16 bits on the way, products of 32 or 16 inputs sum up,
 // and what scales a block scales its sum. So no number of the weight is rounded.
 //
-// Where the processor multiplies bf16, activations of that type are multiplied as they are: codes are bf16 too, without rounding.
-// All others become integers of 16 bits, with a scale for each 32 inputs of a row; sums of their products are exact. Codes that are
-// floats are multiplied with floats there. Blocks add up in their order, in float32: a row's result depends neither on the rows
-// beside it nor on the number of threads.
+// Tile registers multiply activations in bf16 as they are; with AVX2 they become integers of 8 bits (block_bytes.h). All others
+// become integers of 16 bits with a scale for each 32 inputs of a row: sums of their products are exact. Codes that are floats are
+// multiplied with floats. Blocks add up in order, in float32: a row's result depends neither on rows beside it nor on threads.
 #include "../blocks.h"
-#include "block_few.h"
+#include "block_bytes.h"
 #include "tile_product.h"
 
 namespace winnow::WINNOW_ISA {
@@ -29,6 +28,10 @@ void with_operand(const PackedWeight &weight, F f) {
       f(type, bf16{});
     else if (form_of(static_cast<BlockKind>(weight.panels->kind)).floats)
       f(type, float{});
+#if defined(WINNOW_BYTE_PRODUCTS)
+    else if (std::is_same_v<decltype(type), bf16> && has_byte_products(weight))
+      f(type, int8_t{});
+#endif
     else
       f(type, int16_t{});
   });
@@ -94,19 +97,93 @@ struct RecordSums {
   }
 };
 
+}  // namespace
+
+template <class Operand>
+struct PanelProduct {
+  explicit PanelProduct(const PreparedRows<Operand> &rows)
+      : prepared_(rows), few_(rows.count <= FEW), rounds_(PADS<Operand> && rows.count > ROWS_AT_ONCE) {}
+
+  /// Of `count` rows, to [count][PANEL].
+  void multiply(BlockKind kind, const char *panel, int64_t begin, int64_t count, float *to) {
+    const BlockForm &form = form_of(kind);
+    const bool pads = PADS<Operand> && form.halves && !rounds_ && !few_;
+    if (!widening_ || widening_->kind != kind) {
+      widening_.reset(new Widening<Operand>(kind));
+      if (pads) std::fill(pieces_, pieces_ + ROUNDED_RECORDS * PIECE, Operand{});
+    }
+    if (few_) {
+      for (int64_t r = 0; r < count; r += MOST_FEW)
+        widening_->few[std::min(MOST_FEW, count - r) - 1](*widening_, panel, prepared_, begin + r, to + r * PANEL);
+      return;
+    }
+    const int64_t stride = pads ? 2 * PIECE : PIECE, blocks = prepared_.in / BLOCK;
+    const int64_t together = rounds_ ? ROUNDED_RECORDS : RECORDS_AT_ONCE;
+    for (int64_t first = 0; first < blocks; first += together) {
+      const int64_t records = std::min(together, blocks - first);
+      for (int64_t b = 0; b < records; ++b) {
+        const char *record = panel + PANEL * form.record_at(first + b);
+        widening_->widen(record, widening_->low, widening_->high, pieces_ + b * stride, pads ? PIECE : 0);
+        const BlockScales scales(form, panel, first + b);
+        const int which = rounds_ ? 0 : static_cast<int>(b) * form.scales();
+        for (int h = 0; h < form.scales(); ++h) scales.read(kind, h, part_.scale[which + h], part_.minimum[which + h]);
+#if defined(WINNOW_TILES)
+        if constexpr (PADS<Operand>)
+          if (rounds_) scale_record(form, part_.scale, part_.minimum, pieces_ + b * PIECE);
+#endif
+      }
+      if constexpr (PADS<Operand>) {
+        if (rounds_) {
+          const bf16 *x = prepared_.x + begin * prepared_.stride + first * BLOCK;
+          product_panel<MAX_VECTORS>(registers_, count, x, prepared_.stride, pieces_, to, records * BLOCK, first > 0);
+          continue;
+        }
+      }
+      for (int64_t r = 0; r < count; r += ROWS_AT_ONCE)
+        multiply_records(form, first, records, begin + r, std::min(ROWS_AT_ONCE, count - r), pads, to + r * PANEL);
+    }
+  }
+
+ private:
+  static constexpr int64_t PIECE = BLOCK * PANEL;
+
+  void multiply_records(const BlockForm &form, int64_t first, int64_t records, int64_t row, int64_t rows, bool pads, float *to) {
+    const int halves = form.scales(), sums = static_cast<int>(records) * halves;
+    const int64_t deep = form.halves && !pads ? HALF : BLOCK;
+    for (int i = 0; i < sums; ++i) {
+      const Operand *x = prepared_.x + row * prepared_.stride + (first + i / halves) * BLOCK + (pads ? 0 : i % halves * HALF);
+      const Operand *piece = pieces_ + (pads ? i * PIECE : i * PIECE / halves);
+      product_panel<MAX_VECTORS>(registers_, rows, x, prepared_.stride, piece, part_.sum[i], deep, false);
+    }
+    for (int64_t r = 0; r < rows; ++r)
+      for (int i = 0; i < sums; ++i) {
+        const int64_t at = (row + r) * (prepared_.in / BLOCK) + first + i / halves;
+        const float *of_row = prepared_.sum.get() + 2 * at;
+        if (prepared_.scale) part_.row_scale[r][i] = prepared_.scale[at];
+        if (form.minimum) part_.row_sum[r][i] = halves == 2 ? of_row[i % 2] : of_row[0] + of_row[1];
+      }
+    form.minimum ? part_.template add_all<true>(sums, rows, first == 0, to) : part_.template add_all<false>(sums, rows, first == 0, to);
+  }
+
+  const PreparedRows<Operand> &prepared_;
+  const bool few_, rounds_;
+  TileRegisters<Operand> registers_{0};
+  alignas(64) Operand pieces_[ROUNDED_RECORDS * PIECE];
+  RecordSums<typename SumOf<Operand>::type> part_;
+  std::unique_ptr<Widening<Operand>> widening_;
+};
+
+namespace {
+
 /// As `multiply` of linear.cpp.
 template <int PANELS, class T, class Operand, class Finish>
 void multiply(T, Operand, const PackedWeight &weight, const LinearRows &rows, int64_t apart, int threads, Finish finish) {
-  using Sum = typename SumOf<Operand>::type;
-  constexpr int64_t PIECE = BLOCK * PANEL;
   if (rows.rows == 0) return;
   const int64_t in = weight.in_features, out = weight.out_features, panels = num_panels(out) / PANELS;
   const int64_t tasks = (rows.rows + TASK_ROWS - 1) / TASK_ROWS, most = (rows.rows + tasks - 1) / tasks;
-  const bool rounds = PADS<Operand> && rows.rows > ROWS_AT_ONCE;
-  const int64_t blocks = in / BLOCK, together = rounds ? ROUNDED_RECORDS : RECORDS_AT_ONCE;
   const T *given = reinterpret_cast<const T *>(rows.x);
-  const bool shared = rows.rows > EACH_BY_ITSELF, few = rows.rows <= FEW;
-  const auto prepared_rows = [&] { return new PreparedRows<Operand>(rows, in, few, std::is_same_v<T, Operand>); };
+  const bool shared = rows.rows > EACH_BY_ITSELF;
+  const auto prepared_rows = [&] { return new PreparedRows<Operand>(rows, in, std::is_same_v<T, Operand>); };
   std::unique_ptr<PreparedRows<Operand>> of_all(shared ? prepared_rows() : nullptr);
 #pragma omp parallel num_threads(threads) if (rows.rows * in * out >= PARALLEL_FROM)
   {
@@ -118,78 +195,14 @@ void multiply(T, Operand, const PackedWeight &weight, const LinearRows &rows, in
     } else {
       for (int64_t r = 0; r < rows.rows; ++r) prepared.prepare(given + r * rows.x_stride, r);
     }
-    TileRegisters<Operand> registers(0);
-    alignas(64) Operand pieces[ROUNDED_RECORDS * PIECE];
-    RecordSums<Sum> part;
+    PanelProduct<Operand> product{prepared};
     const std::unique_ptr<float[]> sums(new float[PANELS * most * PANEL]);
-    std::unique_ptr<Widening<Operand>> widening;
-    int64_t kind = -1;
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < panels * tasks; ++task) {
       const int64_t panel = task / tasks, begin = task % tasks * most, count = std::min(most, rows.rows - begin);
       for (int64_t n = 0; n < PANELS; ++n) {
         const BlockPanel &where = weight.panels[panel + n * apart];
-        const BlockKind block_kind = static_cast<BlockKind>(where.kind);
-        const BlockForm &form = form_of(block_kind);
-        const bool pads = PADS<Operand> && form.halves && !rounds && !few;
-        const int64_t stride = pads ? 2 * PIECE : PIECE;
-        if (where.kind != kind) {
-          widening.reset(new Widening<Operand>(block_kind)), kind = where.kind;
-          if (pads) std::fill(pieces, pieces + ROUNDED_RECORDS * PIECE, Operand{});
-        }
-        const char *from = weight.packed + where.at;
-        if (few) {
-          for (int64_t r = 0; r < count; r += MOST_FEW)
-            widening->few[std::min(MOST_FEW, count - r) - 1](*widening, from, prepared, r, sums.get() + (n * most + r) * PANEL);
-          continue;
-        }
-        for (int64_t first = 0; first < blocks; first += together) {
-          const int64_t records = std::min(together, blocks - first);
-          for (int64_t b = 0; b < records; ++b) {
-            const char *record = from + PANEL * form.record_at(first + b);
-            widening->widen(record, widening->low, widening->high, pieces + b * stride, pads ? PIECE : 0);
-            const BlockScales scales(form, from, first + b);
-            const int which = rounds ? 0 : static_cast<int>(b) * form.scales();
-            for (int h = 0; h < form.scales(); ++h)
-              scales.read(block_kind, h, part.scale[which + h], part.minimum[which + h]);
-#if defined(WINNOW_TILES)
-            if constexpr (PADS<Operand>)
-              if (rounds) scale_record(form, part.scale, part.minimum, pieces + b * PIECE);
-#endif
-          }
-          if constexpr (PADS<Operand>) {
-            if (rounds) {
-              product_streaming<MAX_VECTORS>(registers, static_cast<int>(count),
-                                             prepared.x + begin * prepared.stride + first * BLOCK,
-                                             static_cast<int>(prepared.stride), pieces, sums.get() + n * most * PANEL, PANEL,
-                                             static_cast<int>(records * BLOCK), first > 0, nullptr, nullptr, [](int, int) {});
-              continue;
-            }
-          }
-          for (int64_t r = 0; r < count; r += ROWS_AT_ONCE) {
-            const int64_t some = std::min(ROWS_AT_ONCE, count - r), row = begin + r;
-            for (int64_t b = 0; b < records; ++b)
-              for (int h = 0; h < form.scales(); ++h) {
-                const int64_t skipped = pads ? 0 : h * HALF, deep = form.halves && !pads ? HALF : BLOCK;
-                product_streaming<MAX_VECTORS>(registers, static_cast<int>(some),
-                                               prepared.x + row * prepared.stride + (first + b) * BLOCK + skipped,
-                                               static_cast<int>(prepared.stride), pieces + b * stride + h * (pads ? PIECE : PIECE / 2),
-                                               part.sum[b * form.scales() + h], PANEL, static_cast<int>(deep), false, nullptr,
-                                               nullptr, [](int, int) {});
-              }
-            const int halves = form.scales(), count_of_sums = static_cast<int>(records) * halves;
-            for (int64_t r = 0; r < some; ++r)
-              for (int i = 0; i < count_of_sums; ++i) {
-                const int64_t at = (row + r) * blocks + first + i / halves;
-                const float *of_row = prepared.sum.get() + 2 * at;
-                if (prepared.scale) part.row_scale[r][i] = prepared.scale[at];
-                if (form.minimum) part.row_sum[r][i] = halves == 2 ? of_row[i % 2] : of_row[0] + of_row[1];
-              }
-            float *to = sums.get() + (n * most + r) * PANEL;
-            form.minimum ? part.template add_all<true>(count_of_sums, some, first == 0, to)
-                         : part.template add_all<false>(count_of_sums, some, first == 0, to);
-          }
-        }
+        product.multiply(static_cast<BlockKind>(where.kind), weight.packed + where.at, begin, count, sums.get() + n * most * PANEL);
       }
       finish(sums.get(), sums.get() + most * PANEL, panel, begin, count);
     }

@@ -11,23 +11,6 @@ namespace {
 /// Bytes in a line of memory.
 constexpr int64_t LINE_BYTES = 64;
 
-inline float number(f16 x) {
-#if defined(__F16C__)
-  return _cvtsh_ss(x.bits);
-#else
-  return to_float(x);
-#endif
-}
-
-/// The numbers that bytes of e4m3fn stand for. Their bits in the place of a float's are the same number times 2^-120,
-/// subnormals included. Encoding makes no NaN.
-inline float from_e4m3(uint8_t code) {
-  const uint32_t bits = static_cast<uint32_t>(code & 0x80) << 24 | static_cast<uint32_t>(code & 0x7f) << 20;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out * 0x1p120f;
-}
-
 /// A group of codes with `bits` each, packed as winnow.cache.packing has them; `add` has the same meaning as in decode_group.
 template <int bits>
 inline void unpack(const uint8_t *code, int group, float scale, float least, float *out) {
@@ -75,8 +58,8 @@ void decode_coded(const CodedVectors &vectors, int dim, const CodedTile &tile, i
   const f16 *least = vectors.min.data ? scale + (vectors.min.data - vectors.scale.data) / 2 : nullptr;
   const int group = static_cast<int>(vectors.group);
   for (int d = 0; d < dim; d += group, code += group * bits_of(F) / 8) {
-    const float lowest = least ? number(*least++) : 0.0f;
-    decode_group<F>(code, group, number(*scale++), lowest, out + d);
+    const float lowest = least ? to_float(*least++) : 0.0f;
+    decode_group<F>(code, group, to_float(*scale++), lowest, out + d);
   }
 }
 
@@ -87,16 +70,12 @@ void decode_plain(int dim, const KV *from, float *out) {
 
 void decode_vector(const CodedVectors &vectors, int dim, const CodedTile &tile, int j, float *out) {
   const Coded *from = tile.code[j];
-  switch (vectors.format) {
-    case Format::f32: return decode_plain(dim, reinterpret_cast<const float *>(from), out);
-    case Format::bf16: return decode_plain(dim, reinterpret_cast<const bf16 *>(from), out);
-    case Format::f16: return decode_plain(dim, reinterpret_cast<const f16 *>(from), out);
-    case Format::fp8_e4m3: return decode_coded<Format::fp8_e4m3>(vectors, dim, tile, j, out);
-    case Format::int8: return decode_coded<Format::int8>(vectors, dim, tile, j, out);
-    case Format::int4: return decode_coded<Format::int4>(vectors, dim, tile, j, out);
-    case Format::int3: return decode_coded<Format::int3>(vectors, dim, tile, j, out);
-    case Format::int2: return decode_coded<Format::int2>(vectors, dim, tile, j, out);
-  }
+  with_format(vectors.format, [&](auto format) {
+    if constexpr (is_plain(format))
+      with_type(static_cast<DType>(format()), [&](auto type) { decode_plain(dim, reinterpret_cast<const decltype(type) *>(from), out); });
+    else
+      decode_coded<format>(vectors, dim, tile, j, out);
+  });
 }
 
 /// Prefetch a vector's codes and scales.
@@ -121,7 +100,7 @@ void decode_steps(const CodedVectors &vectors, int dim, int padded, const CodedT
     const auto *code = reinterpret_cast<const uint8_t *>(tile.code[j]);
     const f16 *scale = tile.scale[j];
     for (int first = 0; first < dim; first += group, ++scale) {
-      const float by = number(*scale) * unit_of(F), least = V == 2 ? number(scale[away]) : 0.0f;
+      const float by = to_float(*scale) * unit_of(F), least = V == 2 ? to_float(scale[away]) : 0.0f;
       for (int d = first; d < first + group / V; d += WIDTH, code += step_bytes(F)) {
         vf x[V];
         decode_step<F, true>(code, by, least, x);
@@ -132,42 +111,21 @@ void decode_steps(const CodedVectors &vectors, int dim, int padded, const CodedT
   }
 }
 
-/// As decode_steps, of a format that is none of plain vectors.
-void decode_steps(const CodedVectors &vectors, int dim, int padded, const CodedTile &tile, const CodedTile &next, float *out) {
-  switch (vectors.format) {
-    case Format::fp8_e4m3: return decode_steps<Format::fp8_e4m3>(vectors, dim, padded, tile, next, out);
-    case Format::int8: return decode_steps<Format::int8>(vectors, dim, padded, tile, next, out);
-    case Format::int4: return decode_steps<Format::int4>(vectors, dim, padded, tile, next, out);
-    case Format::int3: return decode_steps<Format::int3>(vectors, dim, padded, tile, next, out);
-    default: return decode_steps<Format::int2>(vectors, dim, padded, tile, next, out);
-  }
-}
-
-/// Add what is stored beside the codes of the largest channels.
-void add_outliers(const CodedVectors &vectors, int64_t block_size, int64_t slot, float *out) {
-  const int64_t block = slot / block_size, offset = slot % block_size;
-  const auto *rest = reinterpret_cast<const f16 *>(vectors.outlier.at(block, offset));
-  const auto *channel = reinterpret_cast<const uint8_t *>(vectors.channel.at(block, offset));
-  for (int64_t i = 0; i < vectors.num_outliers; ++i) out[channel[i]] += number(rest[i]);
-}
-
 }  // namespace
 
 void decode_tile(const CodedVectors &vectors, int64_t block_size, int dim, int padded, const CodedTile &tile,
                  const CodedTile &next, float *out) {
   const bool by_steps = !is_plain(vectors.format) && groups_are_steps(vectors, dim);
-  if (by_steps) decode_steps(vectors, dim, padded, tile, next, out);
-  for (int j = 0; j < tile.n; ++j, out += padded) {
-    if (by_steps) {
-      if (!vectors.num_outliers) break;
-      add_outliers(vectors, block_size, tile.slot[j], out);
-      continue;
-    }
+  with_format(vectors.format, [&](auto format) {
+    if constexpr (!is_plain(format))
+      if (by_steps) decode_steps<format>(vectors, dim, padded, tile, next, out);
+  });
+  for (int j = 0; j < tile.n && !by_steps; ++j) {
     if (j < next.n) prefetch_vector(vectors, next, j);
-    std::fill(out + padded - WIDTH, out + padded, 0.0f);
-    decode_vector(vectors, dim, tile, j, out);
-    if (vectors.num_outliers) add_outliers(vectors, block_size, tile.slot[j], out);
+    std::fill(out + (j + 1) * padded - WIDTH, out + (j + 1) * padded, 0.0f);
+    decode_vector(vectors, dim, tile, j, out + j * padded);
   }
+  for_outliers(vectors, block_size, tile, [&](int j, int channel, float rest) { out[j * padded + channel] += rest; });
   for (int j = tile.n; j < next.n; ++j) prefetch_vector(vectors, next, j);
 }
 

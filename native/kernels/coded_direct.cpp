@@ -7,47 +7,35 @@
 
 #include "attend.h"
 #include "coded_scales.h"
-#include "coded_direct.h"
 #include "lane_sums.h"
 
 namespace winnow::WINNOW_ISA {
 
 namespace {
 
-/// Channels of a group where none are asked for and the head has DIM of them.
-template <Format F, int DIM>
-constexpr int default_group() {
-  return vectors_of_step(F) == 2 ? 32 : DIM;
-}
-
-/// Where the steps of a vector lie. DIM: channels of a head whose groups are the default ones, or 0. Loops of known length take
-/// less time.
-template <Format F, int DIM>
+/// Where the steps of a vector lie.
+template <Format F>
 struct Steps {
   static constexpr int VECTORS = vectors_of_step(F);
   const int dim, group;  // channels
 
-  Steps(const CodedVectors &vectors, int any_dim)
-      : dim(DIM ? DIM : any_dim), group(DIM ? default_group<F, DIM>() : static_cast<int>(vectors.group)) {}
-
-  int count() const { return (DIM ? DIM : dim) / (VECTORS * WIDTH); }
-  int channels() const { return DIM ? default_group<F, DIM>() : group; }
-  int groups() const { return (DIM ? DIM : dim) / channels(); }
-  int per_group() const { return channels() / (VECTORS * WIDTH); }
+  int count() const { return dim / (VECTORS * WIDTH); }
+  int groups() const { return dim / group; }
+  int per_group() const { return group / (VECTORS * WIDTH); }
   /// Channels from a step's first vector to its second.
-  int apart() const { return channels() / VECTORS; }
+  int apart() const { return group / VECTORS; }
   /// The first channel of a step.
-  int channel(int step) const { return step / per_group() * channels() + step % per_group() * WIDTH; }
+  int channel(int step) const { return step / per_group() * group + step % per_group() * WIDTH; }
 };
 
 /// coded_products of R rows.
-template <Format F, bool SCALED, int R, int DIM>
-[[gnu::noinline]] void products_of(const CodedVectors &vectors, const CodedTile &tile, const CodedTile &next, int any_dim,
+template <Format F, bool SCALED, int R>
+[[gnu::noinline]] void products_of(const CodedVectors &vectors, const CodedTile &tile, const CodedTile &next, int dim,
                                    const TileScales &scales, const float *queries, float *out) {
   constexpr int V = vectors_of_step(F), N = R > 3 && WIDTH < 16 ? 2 : 4;
-  const Steps<F, DIM> steps(vectors, any_dim);
-  const Prefetch<F, DIM> prefetch(vectors, next);
-  const int dim = DIM ? DIM : any_dim, groups = steps.groups();
+  const Steps<F> steps{dim, static_cast<int>(vectors.group)};
+  const Prefetch<F, 0> prefetch(vectors, next);
+  const int groups = steps.groups();
   for (int first = 0; first < tile.n; first += WIDTH) {
     vf fours[R][FOURS];
 #pragma GCC unroll 1
@@ -68,7 +56,7 @@ template <Format F, bool SCALED, int R, int DIM>
         int byte = 0;
 #pragma GCC unroll 4
         for (int group = 0; group < groups; ++group) {
-          const float *q = queries + group * steps.channels();
+          const float *q = queries + group * steps.group;
           for (int step = 0; step < steps.per_group(); ++step, q += WIDTH, byte += step_bytes(F)) {
             vf row[R][V];
 #pragma GCC unroll 4
@@ -103,11 +91,11 @@ template <Format F, bool SCALED, int R, int DIM>
 }
 
 /// coded_sums of R rows, of S steps from `step` on. weights: with the scales where not SCALED.
-template <Format F, bool SCALED, int R, int S, int DIM>
-inline void sums_of_steps(const Steps<F, DIM> &steps, int step, const CodedTile &tile, const Prefetch<F, DIM> &prefetch,
+template <Format F, bool SCALED, int R, int S>
+inline void sums_of_steps(const Steps<F> &steps, int step, const CodedTile &tile, const Prefetch<F, 0> &prefetch,
                           const TileScales &scales, const float *weights, float *sums) {
   constexpr int V = vectors_of_step(F);
-  const int dim = DIM ? DIM : steps.dim, groups = steps.groups();
+  const int dim = steps.dim, groups = steps.groups();
   vf sum[R][S][V];
   float *to[S];
   const float *scale[S], *least[S];
@@ -145,13 +133,13 @@ inline void sums_of_steps(const Steps<F, DIM> &steps, int step, const CodedTile 
       for (int v = 0; v < V; ++v) store(to[s] + r * dim + v * steps.apart(), sum[r][s][v]);
 }
 
-template <Format F, bool SCALED, int R, int DIM>
+template <Format F, bool SCALED, int R>
 [[gnu::noinline]] void sums_of_values(const CodedVectors &vectors, const CodedTile &tile, const CodedTile &next, int dim,
                                       const TileScales &scales, const float *weights, float *sums) {
   constexpr int V = vectors_of_step(F), MOST = WIDTH == 16 ? (R <= 3 ? 8 : 4) : (R <= 2 ? 4 : 2);  // vectors of sums
   constexpr int S = MOST / V;
-  const Steps<F, DIM> steps(vectors, dim);
-  const Prefetch<F, DIM> prefetch(vectors, next);
+  const Steps<F> steps{dim, static_cast<int>(vectors.group)};
+  const Prefetch<F, 0> prefetch(vectors, next);
   alignas(64) float scaled[R * TILE];
   if (!SCALED && !is_plain(F)) {
     for (int r = 0; r < R; ++r)
@@ -172,58 +160,15 @@ template <Format F, bool SCALED, int R, int DIM>
     sums_of_steps<F, SCALED, R, 1>(steps, step, tile, prefetch, scales, weights, sums);
 }
 
-/// Calls f with the format, whether channels have scales of their own, and the number of channels or 0 (Steps), as constants.
+/// Calls f with the format, and whether channels have scales of their own, as constants.
 template <class F>
-inline void with_format(const CodedVectors &vectors, int dim, F f) {
-  const auto with_dim = [&](auto format, auto scaled) {
-    if constexpr (WIDTH == 16 && (format == Format::int4 || (format == Format::int8 && !scaled))) {
-      if (dim == 64 && vectors.group == default_group<format, 64>()) return f(format, scaled, std::integral_constant<int, 64>{});
-      if (dim == 128 && vectors.group == default_group<format, 128>())
-        return f(format, scaled, std::integral_constant<int, 128>{});
-    }
-    f(format, scaled, std::integral_constant<int, 0>{});
-  };
-  const auto call = [&](auto format) {
+inline void with_scaling(const CodedVectors &vectors, int dim, F f) {
+  with_format(vectors.format, [&](auto format) {
     if constexpr (vectors_of_step(format) == 1 && !is_plain(format))
-      vectors.group < dim ? with_dim(format, std::true_type{}) : with_dim(format, std::false_type{});
+      vectors.group < dim ? f(format, std::true_type{}) : f(format, std::false_type{});
     else
-      with_dim(format, std::integral_constant<bool, !is_plain(format)>{});
-  };
-  switch (vectors.format) {
-#define WINNOW_FORMAT(name) \
-  case Format::name: return call(std::integral_constant<Format, Format::name>{});
-    WINNOW_FORMAT(f32)
-    WINNOW_FORMAT(bf16)
-    WINNOW_FORMAT(f16)
-    WINNOW_FORMAT(fp8_e4m3)
-    WINNOW_FORMAT(int8)
-    WINNOW_FORMAT(int4)
-    WINNOW_FORMAT(int3)
-    WINNOW_FORMAT(int2)
-#undef WINNOW_FORMAT
-  }
-}
-
-template <class F>
-inline void with_few_rows(int rows, F f) {
-  switch (rows) {
-    case 1: return f(std::integral_constant<int, 1>{});
-    case 2: return f(std::integral_constant<int, 2>{});
-    case 3: return f(std::integral_constant<int, 3>{});
-    default: return f(std::integral_constant<int, DIRECT_ROWS>{});
-  }
-}
-
-/// Calls f with each outlier of a tile: the KV's number, its channel, and what is added there.
-template <class F>
-inline void for_outliers(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, F f) {
-  if (!vectors.num_outliers) return;
-  for (int j = 0; j < tile.n; ++j) {
-    const int64_t block = tile.slot[j] / block_size, offset = tile.slot[j] % block_size;
-    const auto *rest = reinterpret_cast<const f16 *>(vectors.outlier.at(block, offset));
-    const auto *channel = reinterpret_cast<const uint8_t *>(vectors.channel.at(block, offset));
-    for (int64_t i = 0; i < vectors.num_outliers; ++i) f(j, channel[i], to_float(rest[i]));
-  }
+      f(format, std::integral_constant<bool, !is_plain(format)>{});
+  });
 }
 
 /// Groups of a vector.
@@ -242,10 +187,8 @@ void coded_products(const CodedVectors &vectors, int64_t block_size, const Coded
   } else {
     TileScales scales;
     convert_scales(vectors, block_size, tile, groups_of(vectors, dim), scales);
-    with_format(vectors, dim, [&](auto format, auto scaled, auto known) {
-      with_few_rows(rows, [&](auto count) {
-        products_of<format, scaled, count, known>(vectors, tile, next, dim, scales, queries, out);
-      });
+    with_scaling(vectors, dim, [&](auto format, auto scaled) {
+      with_rows(rows, [&](auto count) { products_of<format, scaled, count>(vectors, tile, next, dim, scales, queries, out); });
     });
   }
   for_outliers(vectors, block_size, tile, [&](int j, int channel, float rest) {
@@ -261,10 +204,8 @@ void coded_sums(const CodedVectors &vectors, int64_t block_size, const CodedTile
   } else {
     TileScales scales;
     convert_scales(vectors, block_size, tile, groups_of(vectors, dim), scales);
-    with_format(vectors, dim, [&](auto format, auto scaled, auto known) {
-      with_few_rows(rows, [&](auto count) {
-        sums_of_values<format, scaled, count, known>(vectors, tile, next, dim, scales, weights, sums);
-      });
+    with_scaling(vectors, dim, [&](auto format, auto scaled) {
+      with_rows(rows, [&](auto count) { sums_of_values<format, scaled, count>(vectors, tile, next, dim, scales, weights, sums); });
     });
   }
   for_outliers(vectors, block_size, tile, [&](int j, int channel, float rest) {

@@ -9,6 +9,36 @@ namespace winnow::WINNOW_ISA {
 
 constexpr int vectors_of_step(Format format) { return format >= Format::int4 ? 2 : 1; }
 
+/// Calls f with the format as a constant.
+template <class F>
+inline void with_format(Format format, F f) {
+  switch (format) {
+#define WINNOW_FORMAT(name) \
+  case Format::name: return f(std::integral_constant<Format, Format::name>{});
+    WINNOW_FORMAT(f32)
+    WINNOW_FORMAT(bf16)
+    WINNOW_FORMAT(f16)
+    WINNOW_FORMAT(fp8_e4m3)
+    WINNOW_FORMAT(int8)
+    WINNOW_FORMAT(int4)
+    WINNOW_FORMAT(int3)
+    WINNOW_FORMAT(int2)
+#undef WINNOW_FORMAT
+  }
+}
+
+/// Calls f with each outlier of a tile: the KV's number, its channel, and what is added there.
+template <class F>
+inline void for_outliers(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, F f) {
+  if (!vectors.num_outliers) return;
+  for (int j = 0; j < tile.n; ++j) {
+    const int64_t block = tile.slot[j] / block_size, offset = tile.slot[j] % block_size;
+    const auto *rest = reinterpret_cast<const f16 *>(vectors.outlier.at(block, offset));
+    const auto *channel = reinterpret_cast<const uint8_t *>(vectors.channel.at(block, offset));
+    for (int64_t i = 0; i < vectors.num_outliers; ++i) f(j, channel[i], to_float(rest[i]));
+  }
+}
+
 /// Bytes from one step to the next.
 constexpr int step_bytes(Format format) {
   switch (format) {
@@ -21,14 +51,14 @@ constexpr int step_bytes(Format format) {
   }
 }
 
-inline vi widen_signed(const uint8_t *code) {
+inline vi widen_signed(const void *code) {
 #if defined(__AVX512F__)
   return (vi)_mm512_cvtepi8_epi32(load_vector<__m128i>(code));
 #elif defined(__AVX2__)
   return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(code)));
 #else
   vi out;
-  for (int i = 0; i < WIDTH; ++i) out[i] = static_cast<int8_t>(code[i]);
+  for (int i = 0; i < WIDTH; ++i) out[i] = static_cast<const int8_t *>(code)[i];
   return out;
 #endif
 }
@@ -43,6 +73,15 @@ inline vi widen(const uint8_t *code) {
   for (int i = 0; i < WIDTH; ++i) out[i] = code[i];
   return out;
 #endif
+}
+
+/// The number that a byte of e4m3fn stands for, but for NaN. Its bits in the place of a float's are that number times 2^-120,
+/// subnormals included.
+inline float from_e4m3(int code) {
+  const uint32_t bits = static_cast<uint32_t>(code & 0x80) << 24 | static_cast<uint32_t>(code & 0x7f) << 20;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out * 0x1p120f;
 }
 
 inline vf to_floats(vi x) { return __builtin_convertvector(x, vf); }

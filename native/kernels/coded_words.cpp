@@ -356,17 +356,11 @@ template <Format F, int R, int DIM>
 /// Calls f with the rows and the channels of a head or 0, as constants.
 template <class F>
 inline void with_shape(int rows, int dim, F f) {
-  const auto with_dim = [&](auto count) {
+  with_rows(rows, [&](auto count) {
     if (dim == 64) return f(count, std::integral_constant<int, 64>{});
     if (dim == 128) return f(count, std::integral_constant<int, 128>{});
     f(count, std::integral_constant<int, 0>{});
-  };
-  switch (rows) {
-    case 1: return with_dim(std::integral_constant<int, 1>{});
-    case 2: return with_dim(std::integral_constant<int, 2>{});
-    case 3: return with_dim(std::integral_constant<int, 3>{});
-    default: return with_dim(std::integral_constant<int, DIRECT_ROWS>{});
-  }
+  });
 }
 
 bool are_words(const CodedVectors &vectors, int rows, int dim, int most_groups4) {

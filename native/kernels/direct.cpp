@@ -217,17 +217,6 @@ template <int R>
 }
 #endif
 
-/// Calls f with a number of rows, up to DIRECT_ROWS, as a constant.
-template <class F>
-inline void with_rows(int rows, F f) {
-  switch (rows) {
-    case 1: return f(std::integral_constant<int, 1>{});
-    case 2: return f(std::integral_constant<int, 2>{});
-    case 3: return f(std::integral_constant<int, 3>{});
-    default: return f(std::integral_constant<int, DIRECT_ROWS>{});
-  }
-}
-
 /// Calls f with as many of the rows as are multiplied at once, as a constant, the first of them, and which of the next tile's
 /// vectors to prefetch meanwhile. Every turn prefetches its share of adjacent vectors: `each` stands for the rest.
 template <class KV, class F>

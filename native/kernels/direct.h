@@ -18,6 +18,17 @@ constexpr int MOST_DIRECT_ROWS = TMM_ROWS - 1;
 constexpr int MOST_DIRECT_ROWS = 4 * DIRECT_ROWS;
 #endif
 
+/// Calls f with a number of rows, up to DIRECT_ROWS, as a constant.
+template <class F>
+inline void with_rows(int rows, F f) {
+  switch (rows) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    default: return f(std::integral_constant<int, DIRECT_ROWS>{});
+  }
+}
+
 /// Numbers in a line of memory.
 template <class T>
 constexpr int LINE = 64 / sizeof(T);

@@ -91,6 +91,9 @@ inline float to_float(bf16 x) {
 }
 
 inline float to_float(f16 x) {
+#if defined(__F16C__)
+  return _cvtsh_ss(x.bits);
+#endif
   // The bits of an f16 in the place of a float's are the same number times 2^-112, subnormals included.
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16, rest = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
   uint32_t bits = rest;

@@ -133,7 +133,21 @@ inline void product_streaming(TileRegisters<bf16> &registers, int rows, const bf
   }
 }
 
+/// Sums of rows with a piece of a panel in L1, [rows][V * WIDTH].
+template <int V>
+inline void product_panel(TileRegisters<bf16> &registers, int64_t rows, const bf16 *a, int64_t a_stride, const bf16 *b, float *c,
+                          int64_t k, bool accumulate) {
+  product_streaming<V>(registers, int(rows), a, int(a_stride), b, c, V * WIDTH, int(k), accumulate, nullptr, nullptr, [](int, int) {});
+}
+
 #endif
+
+/// The same without tile registers.
+template <int V, class A>
+inline void product_panel(TileRegisters<A> & /*registers*/, int64_t rows, const A *a, int64_t a_stride, const A *b,
+                          typename SumOf<A>::type *c, int64_t k, bool accumulate) {
+  product_columns<V>(int(rows), a, int(a_stride), b, V * WIDTH, c, V * WIDTH, int(k), accumulate);
+}
 
 /// As product_streaming of product.h: without tile registers a thread holds none.
 template <int V, class A, class B, class Done>

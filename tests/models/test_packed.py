@@ -312,7 +312,7 @@ def test_what_goes_with_a_model_comes_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"format": 99}, "of format 99, and this version reads 4; pack the model again"),
+        ({"format": 99}, "of format 99, and this version reads 5; pack the model again"),
         ({"panel": [4, 1]}, r"panels of \(4, 1\), and this one's are .*; pack model again here"),
         ({"panel": [4, 0]}, r"panel must be two whole numbers above 0, got \(4, 0\)"),
         ({"norm": {"eps": "1", "one_plus": False}}, "eps must be a number, got '1'"),

@@ -21,17 +21,21 @@ from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 GIVEN = 64
 SETTINGS: dict[str, dict[str, Any]] = {
-    "numbers, float32": {"dtype": "float32", "optimize": False},
-    "own bits, float32": {"dtype": "float32"},
-    "own bits, bfloat16": {"dtype": "bfloat16"},
-    "q8_0, bfloat16": {"dtype": "bfloat16", "weight_dtype": "q8_0"},
-    "q4_0, bfloat16": {"dtype": "bfloat16", "weight_dtype": "q4_0"},
+    "numbers": {"dtype": "float32", "optimize": False},
+    "default": {},
+    "own-bits-float32": {"dtype": "float32"},
+    "own-bits-bfloat16": {"dtype": "bfloat16"},
+    "q8_0": {"dtype": "bfloat16", "weight_dtype": "q8_0"},
+    "q4_0": {"dtype": "bfloat16", "weight_dtype": "q4_0"},
 }
 
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
     model: Path = flag()
+    rows: tuple[str, ...] = flag(
+        tuple(SETTINGS), "of the table; ratios are of the first", choices=tuple(SETTINGS)
+    )
     windows: int = flag(16, least=1)
     tokens: int = flag(1024, "of a window", least=GIVEN + 1)
     threads: int = flag(1, "of torch", least=1)
@@ -60,10 +64,10 @@ def change(mine: list[float], theirs: list[float]) -> tuple[float, float]:
 
 def study(options: Options) -> Result:
     found = {}
-    for name, own in SETTINGS.items():
-        found[name] = losses(options, own)
+    for name in options.rows:
+        found[name] = losses(options, SETTINGS[name])
         print(f"{name}: {math.exp(statistics.fmean(found[name])):.4f}", file=sys.stderr, flush=True)
-    ratios = {name: change(own, found[next(iter(SETTINGS))]) for name, own in found.items()}
+    ratios = {name: change(own, found[options.rows[0]]) for name, own in found.items()}
     lines = [
         "{} | {:.3f} | {:.4f} ± {:.4f}".format(name, math.exp(statistics.fmean(own)), *ratios[name])
         for name, own in found.items()

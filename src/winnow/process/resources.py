@@ -31,13 +31,15 @@ class HostMemory:
 
 
 def available_cpus(root: Path = _ROOT) -> int:
-    """Return processors of this process's affinity, as its control groups' quotas allow; `root` has proc and sys."""
+    """Return processor cores of this process's affinity, as its control groups' quotas allow; `root` has proc and sys.
+    Hyperthreads of a core count once: they share what multiplies."""
     try:
-        cpus = len(os.sched_getaffinity(0))
+        cpus = os.sched_getaffinity(0)  # which control groups' cpusets limit
     except AttributeError:  # not Linux
-        cpus = os.cpu_count() or 1
+        cpus = set(range(os.cpu_count() or 1))
+    cores = {_siblings(root / f"sys/devices/system/cpu/cpu{cpu}/topology") or str(cpu) for cpu in cpus}
     quotas = [quota for group in _groups(root, "cpu") if (quota := _cpu_quota(group)) is not None]
-    return max(1, min([cpus, *(ceil(quota) for quota in quotas)]))
+    return max(1, min([len(cores), *(ceil(quota) for quota in quotas)]))
 
 
 def host_memory(root: Path = _ROOT) -> HostMemory | None:
@@ -100,6 +102,14 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         group = mount / name.lstrip("/")
         # In a container the path may be the host's, of which only the mount itself is seen.
         yield from (path for path in (group, *group.parents) if path == mount or mount in path.parents)
+
+
+def _siblings(topology: Path) -> str | None:
+    """Return the processors of a core, as Linux writes them; None: it does not tell."""
+    try:
+        return (topology / "thread_siblings_list").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
 
 
 def _cpu_quota(group: Path) -> float | None:

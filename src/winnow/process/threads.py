@@ -16,8 +16,8 @@ _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 def set_threads(threads: int | None, processes: int = 1) -> None:
     """Let torch and the kernels compute with `threads` threads.
 
-    None: torch's own number, which counts the machine's cores, but no more than affinity and control groups allow;
-    where the user has said otherwise in OpenMP's variables, that number. Of several processes each gets its part.
+    None: torch's own number, but no more than cores that affinity and control groups allow, without hyperthreads; where
+    the user has said otherwise in OpenMP's variables, that number. Of several processes each gets its part.
     """
     if threads is None:
         if _is_set(_NUMBER):

@@ -17,7 +17,7 @@ PACKED = "packed.safetensors"
 """Packed weights, each at an address that suits the kernels."""
 OTHERS = "others.safetensors"
 """Norms and biases, and an embedding that the head does not share."""
-FORMAT = 4
+FORMAT = 5
 _DTYPES = ("float32", "bfloat16", "float16")
 _ACTIVATIONS = ("silu", "gelu_tanh")
 NORMS = ("input", "query", "key", "post", "output", "down")
