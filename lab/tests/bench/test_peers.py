@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_gguf import save_gguf, tiny_llama
 
 from winnow_lab.checkout import ROOT
+from winnow_lab.peers import own_bits
 from winnow_lab.peers.peers import PEERS as PEERS_BY_NAME
 
-PEERS = ROOT / "lab/winnow_lab/peers"
+PEERS, CONFORMANCE = ROOT / "lab/winnow_lab/peers", ROOT / "lab/tests/conformance"
 SMALL = (
     "--requests", "3", "--prompt-tokens", "4", "--new-tokens", "2", "--kv-seqs", "2", "--threads", "1",
 )  # fmt: skip
@@ -34,6 +36,7 @@ Play = Callable[..., Any]
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of the command, with one peer less to install: none."""
     monkeypatch.syspath_prepend(str(PEERS))
+    monkeypatch.syspath_prepend(str(CONFORMANCE))
     return importlib.import_module("winnow_lab.peers.run")
 
 
@@ -338,6 +341,33 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
+
+
+XLLAMACPP = """
+from types import SimpleNamespace
+def CommonParams():
+    return SimpleNamespace(model=SimpleNamespace(), cpuparams=SimpleNamespace(), cpuparams_batch=SimpleNamespace())
+ggml_type = {"GGML_TYPE_F16": 1}
+class Server:
+    def __init__(self, params):
+        assert params.n_ctx == {1: 4096, 16: 2048}[params.n_parallel] and params.cache_type_k == 1
+    def handle_completions(self, asked):
+        assert asked["ignore_eos"] and asked["temperature"] == 0.0 and not asked["cache_prompt"]
+        __import__("time").sleep(0.002 * asked["n_predict"])
+        return {"tokens": [7] * asked["n_predict"]}
+"""
+
+
+def test_own_bits_of_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "xllamacpp.py").write_text(XLLAMACPP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    model = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), "Q8_0", tokenizer="smollm")
+    options = own_bits.Options(model=model, peer=Path(sys.executable), rounds=1, prompt=20, threads=1)
+    result = own_bits.study(options)
+    ours, theirs = result.numbers["rows"]
+    assert (ours["engine"], theirs["engine"]) == ("winnow", "llama.cpp")
+    assert 300 < theirs["one"] < 600 < 5000 < theirs["16"] < 9000, "tokens after the first, of all sequences"
+    assert all(row[key] > 0 for row in (ours, theirs) for key in own_bits.COLUMNS)
 
 
 def test_a_server_runs_while_it_is_needed(bench: Any) -> None:

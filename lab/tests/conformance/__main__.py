@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from loopback import free_port, serving
+
 from winnow.models.load.hub import DEMO_MODEL
 from winnow_lab.peers.environment import Environment
-from winnow_lab.peers.loopback import free_port, serving
 from winnow_lab.study import flag, parse
 from winnow_lab.study.options import Flags
 

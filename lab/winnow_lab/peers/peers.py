@@ -69,7 +69,7 @@ PEERS = {
             "llama.cpp",
             "llama_cpp_peer.py",
             configurations.llama_cpp,
-            ("gguf", "safetensors"),
+            ("gguf", "safetensors", "xllamacpp"),
             convert=_convert_llama_cpp,
         ),
     )

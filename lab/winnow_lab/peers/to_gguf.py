@@ -1,11 +1,10 @@
 """A Llama as one GGUF file: `python to_gguf.py MODEL OUT [BF16|Q8_0|Q4_K_M]`; runs in the peer's environment.
 
 llama.cpp's own converter is part of its sources, not of a package. Matrices are written in bfloat16; its program
-`llama-quantize`, beside `llama-server`, makes the other kinds of them.
+`llama-quantize` makes the other kinds of them.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -84,14 +83,10 @@ def in_llama_cpp_order(
 
 
 def find_program(name: str) -> str:
-    """A program of llama.cpp: the one that LLAMA_SERVER names or that lies beside it, or on the path."""
-    server = shutil.which(os.environ.get("LLAMA_SERVER", "llama-server"))
-    beside = None if server is None else Path(server).with_name(name)
-    found = str(beside) if beside is not None and beside.is_file() else shutil.which(name)
+    """A program of llama.cpp on the path."""
+    found = shutil.which(name)
     if found is None:
-        sys.exit(
-            f"{name} is neither on the path nor beside what LLAMA_SERVER names; build it with llama.cpp's server"
-        )
+        sys.exit(f"{name} is not on the path; build it from llama.cpp's sources")
     return found
 
 

