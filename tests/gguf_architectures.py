@@ -1,7 +1,7 @@
 """Tiny random models of many architectures, and GGUF files of them as llama.cpp's converter writes them."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 PROMPT = list(range(5, 25))
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 RMS = "attention.layer_norm_rms_epsilon"
 
 
@@ -192,15 +193,14 @@ def tiny(name: str) -> Any:
     return model.eval()
 
 
-def answer(model: Any) -> list[int]:
-    tokens = model.generate(torch.tensor([PROMPT]), max_new_tokens=12, min_new_tokens=12, do_sample=False)
-    return list(tokens[0, len(PROMPT) :].tolist())
+def answer(model: Any, prompt: Sequence[int] = PROMPT) -> list[int]:
+    tokens = model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    return list(tokens[0, len(prompt) :].tolist())
 
 
 def winnow_answer(path: Path, **options: Any) -> list[int]:
-    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     with LLM(path, kv_memory="16MiB", model_cache=False, **options) as llm:
-        return list(llm.generate([PROMPT], greedy)[0].outputs[0].token_ids)
+        return list(llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids)
 
 
 def add_keys(writer: GGUFWriter, name: str, vocab_size: int) -> None:

@@ -1,23 +1,40 @@
 """Architectures in GGUF files: greedy tokens of transformers' own model in float32, or one refusal by name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from winnow import LLM
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model
 
 pytest.importorskip("gguf")
-from gguf_architectures import ARCHITECTURES, answer, compare, save, tiny, winnow_answer
+from gguf_architectures import ARCHITECTURES, GREEDY, PROMPT, answer, compare, save, tiny, winnow_answer
 from tiny_gguf import in_parts
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_answers_as_the_model_that_was_written(name: str, tmp_path: Path) -> None:
+def test_answers_as_the_model_that_was_written(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Alone, and behind a prefix that is shared; a policy evicts, and a line says in what the model computes."""
+    caplog.set_level("INFO", "winnow.models")
     model = tiny(name)
     path = save(tmp_path / "tiny.gguf", name, model)
-    assert winnow_answer(path) == answer(model)
+    longer = [*PROMPT, 30, 31, 32]
+    with LLM(path, kv_memory="16MiB", block_size=4, model_cache=False) as llm:
+        first, second = (llm.generate([tokens], GREEDY)[0] for tokens in (PROMPT, longer))
+        assert first.outputs[0].token_ids == answer(model)
+        assert second.outputs[0].token_ids == answer(model, longer) and second.num_cached_tokens >= 16
+        evicted = llm.generate([longer], replace(GREEDY, eviction="h2o", kv_budget=12))[0].outputs[0]
+        llm.check_integrity()
+    report = evicted.eviction
+    assert report is not None and report.rounds > 0 and report.bytes_freed > 0
+    assert report.mean_kept <= 12 + 12 < report.num_tokens and len(evicted.token_ids) == 12
+    [said] = [line for line in caplog.messages if "weight_dtype" in line]
+    assert said == "tiny.gguf: dtype float32, weight_dtype auto"
 
 
 @pytest.mark.parametrize(
