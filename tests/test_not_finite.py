@@ -24,7 +24,7 @@ HEALTHY = [[7, 8, 9], [10, 11, 12, 13, 14, 15, 16], [20], [21, 22] * 10]
 ENGINES: list[dict[str, Any]] = [
     {"attention_backend": "reference", "optimize": False},
     {"attention_backend": "native"},
-    {"kv_cache_dtype": "k=int8,v=int4-outlier"},
+    {"kv_cache_dtype": "k=int8,v=int4"},
     {"kv_cache_dtype": "int4", "kv_rotate": "kv"},
 ]
 IDS = ["reference", "native", "k8v4", "int4"]

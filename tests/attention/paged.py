@@ -121,11 +121,6 @@ def paged_batch(
                 if pool.of_layer(layer).has_bias:
                     pool.of_layer(layer).set_fitted(where, randn(n, head_dim), randn(n))
                 pool.accumulators.flatten(1)[:, where] = 0.25
-            window = local.paged.window(layer)
-            if window is not None:
-                position = torch.arange(start, device=device)
-                k, v = (randn(start, kv_heads, head_dim) for _ in range(2))
-                window.write(torch.full_like(position, slot), layer, k, v, position, start - 1 - position)
         starts.append(start)
     local.append(slots, counts)
     spans = Spans.build(

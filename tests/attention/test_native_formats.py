@@ -22,11 +22,11 @@ FORMATS = KV_FORMATS[1:]  # but `auto`
 CODED = [name for name in FORMATS if name not in PLAIN_FORMATS]
 CODECS = {
     f"{name}-{rotate}": make_codec(KVDtype.parse(name), None, rotate)
-    for name in (*CODED, "k=int8,v=int4", "k=bfloat16,v=int2", "k=int4-outlier,v=float32")
+    for name in (*CODED, "k=int8,v=int4", "k=bfloat16,v=int2", "k=int4,v=float32")
     for rotate in ("auto", "kv")
 }
 # Threads share the rows of every format alike: codes of bytes and of bits, floats, and of two kinds.
-THREADED = ["int8-auto", "int4-outlier-kv", "fp8_e4m3-kv", "k=int8,v=int4-auto", "k=bfloat16,v=int2-kv"]
+THREADED = ["int8-auto", "int4-kv", "fp8_e4m3-kv", "k=int8,v=int4-auto", "k=bfloat16,v=int2-kv"]
 
 
 def test_every_format_is_read() -> None:
@@ -95,9 +95,7 @@ def test_decoding_and_chunks(codec: PairCodec) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(
-    "name", ["int8-auto", "int8-kv", "int4-auto", "k=int8,v=int4-auto", "int4-outlier-auto"]
-)
+@pytest.mark.parametrize("name", ["int8-auto", "int8-kv", "int4-auto", "k=int8,v=int4-auto"])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_integers_lose_less_than_activations(isa: str, name: str, head_dim: int) -> None:
     """Few rows of 16-bit activations may be multiplied as integers: weights stay what float32 makes of them.

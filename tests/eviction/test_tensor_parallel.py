@@ -140,7 +140,7 @@ def test_fitted_values_are_those_of_one_rank(name: str, directory: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("codec", "policy"), [("int8 rotated", "snapkv"), ("k8v4", "full"), ("int4-outlier", "leverage")]
+    ("codec", "policy"), [("int8 rotated", "snapkv"), ("k8v4", "full"), ("int4", "leverage")]
 )
 def test_a_codec_stores_what_one_rank_stores(codec: str, policy: str, directory: Path) -> None:
     one, two = pair(directory, **CODECS[codec])

@@ -29,7 +29,7 @@ from winnow_lab.plan.occupancy import Request
 from winnow_lab.plan.simulated_engine import EngineSetup
 
 POLICIES = list(PRESETS)
-FORMATS = ["auto", "bfloat16", "fp8_e4m3", "int8", "int4", "int4-outlier", "int3", "int2", "k=int8,v=int4"]
+FORMATS = ["auto", "bfloat16", "fp8_e4m3", "int8", "int4", "int3", "int2", "k=int8,v=int4"]
 FORMATS += ["k=auto,v=int2"]
 PLAIN = {"auto", "bfloat16"}
 

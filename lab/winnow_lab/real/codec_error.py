@@ -52,7 +52,7 @@ CODECS = (
         "int4 group=16",
         "int4 group=64",
     ),
-    *("int4-outlier", "int3", "int2", "int2 rotate=none", "int4 centred", "int2 centred"),
+    *("int3", "int2", "int2 rotate=none", "int4 centred", "int2 centred"),
 )
 QUERIES = 32
 """The last queries, whose attention is computed anew."""

@@ -35,10 +35,7 @@ from winnow_lab.real.command import RealEvaluation, RealOptions
 from winnow_lab.real.rows import KNOWN_TASKS
 from winnow_lab.study import Result, flag, read_pairs, run_study
 
-CODECS = (
-    *("auto", "fp8_e4m3", "int8", "k=int8,v=int4", "int4", "int4 rotate=none"),
-    "int4-outlier rotate=none",
-)
+CODECS = (*("auto", "fp8_e4m3", "int8", "k=int8,v=int4", "int4", "int4 rotate=none"),)
 _LENGTH = 4096
 """Tokens of the sequence whose bytes are counted."""
 

@@ -68,7 +68,7 @@ def _native_observer(observer: AttentionObserver) -> native.AttentionObserver:
 
 def reads(*codecs: PairCodec) -> bool:
     forms = {form.name for codec in codecs for form in (codec.key, codec.value)}
-    return forms <= {*native.FORMATS, "int4-outlier"}
+    return forms <= native.FORMATS.keys()
 
 
 def native_pool(pool: KindPool) -> native.Pool:
@@ -123,13 +123,12 @@ def _coded_vectors(pool: KindPool, side: str, form: VectorFormat, rotated: bool)
     nowhere = native.Field(0, 0, 0)
     found = {suffix: _native_field(pool.fields[f"{side}{suffix}"], pool.first) for suffix in form.suffixes}
     head_dim = pool.kind.key_size if side == "k" else pool.kind.value_size
-    scale, outlier = pool.fields.get(f"{side}_scale"), pool.fields.get(f"{side}_outlier")
+    scale = pool.fields.get(f"{side}_scale")
     return native.CodedVectors(
-        format=native.FORMATS[form.name.removesuffix("-outlier")], code=found[""],
+        format=native.FORMATS[form.name], code=found[""],
         group=head_dim if scale is None else head_dim // scale.shape[-1],
         scale=found.get("_scale", nowhere), min=found.get("_min", nowhere),
-        num_outliers=0 if outlier is None else outlier.shape[-1], outlier=found.get("_outlier", nowhere),
-        channel=found.get("_channel", nowhere), rotation=rotation_block(head_dim) if rotated else 1,
+        num_outliers=0, outlier=nowhere, channel=nowhere, rotation=rotation_block(head_dim) if rotated else 1,
     )  # fmt: skip
 
 

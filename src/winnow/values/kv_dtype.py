@@ -7,7 +7,7 @@ from winnow.values.checks import check_integer, require
 AUTO = "auto"
 PLAIN_FORMATS = ("float32", "bfloat16", "float16")
 """Vectors as they are, rounded to a floating-point format."""
-NARROW_BITS = {"int4": 4, "int4-outlier": 4, "int3": 3, "int2": 2}
+NARROW_BITS = {"int4": 4, "int3": 3, "int2": 2}
 """Formats of 4 bits and below, with the bits of a code."""
 # The kernels' lists are held against this one (tests/cache/test_formats.py).
 KV_FORMATS = (AUTO, *PLAIN_FORMATS, "fp8_e4m3", "int8", *NARROW_BITS)
