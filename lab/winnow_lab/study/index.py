@@ -79,6 +79,7 @@ real.known: Shares of the full cache's score by model, policy and task
     known_needle_chat.json: its rows of a needle in a chat
     known_sentences.json: its rows of scores by the sentence
     known_sentences_gemma.json: those of Gemma-3-270M
+    known_seen_pd.json: its rows of keys within the prompt
     known_window.json: its rows of the window alone
 real.codecs: What do formats of stored KVs cost in quality, and eviction at equal bytes?
     codecs.md: int8 is free; int4 costs 3.7 %, 0.9 with recent KVs wide
