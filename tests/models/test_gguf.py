@@ -18,6 +18,7 @@ from winnow.cli.main import main
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model, load_plain_model, pack_model
+from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.load import automatic
 from winnow.models.load.automatic import settle_formats
 from winnow.models.load.gguf.file import GgufFile
@@ -246,6 +247,9 @@ def test_auto_is_the_fastest_format_that_was_measured(
             speed = {form: statistics.geometric_mean(rates) for form, rates in measured.items()}
             config = settle_formats(ModelConfig(tmp_path / weights, device="cpu"), tmp_path / weights)
             assert config.weight_dtype == "auto"
+            if weights == "bfloat16" and isa != "amx_emulated" and config.dtype == "bfloat16":
+                packed = LayerKernels(native.Kernels(isa)).pack(torch.zeros(64, 64, dtype=torch.bfloat16))
+                assert packed.packed.nbytes == 2 * 64 * 64, "two bytes of a file stay two"
             assert speed[config.dtype] >= 0.9 * max(speed["float32"], speed["bfloat16"])
             # Numbers in place of blocks are faster with `generic` alone, and take seven times the memory there.
             if isa != "generic":

@@ -3,6 +3,8 @@
 Options: `slots` (requests answered at a time), `slot_tokens` (KVs of each), `kv_type` (their format).
 """
 
+import json
+import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,8 +35,10 @@ def complete(server: Any, prompts: Sequence[list[int]], new_tokens: int, **optio
     } | options
 
     def answer(prompt: list[int]) -> list[int]:
-        tokens: list[int] = server.handle_completions({"prompt": prompt, **asked})["tokens"]
-        return tokens
+        body = json.dumps({"prompt": prompt, **asked}).encode()
+        request = urllib.request.Request(f"{server.listening_address}/completion", body)  # noqa: S310
+        with urllib.request.urlopen(request) as response:  # noqa: S310
+            return list(json.load(response)["tokens"])
 
     with ThreadPoolExecutor(len(prompts)) as clients:
         return list(clients.map(answer, prompts))
@@ -42,7 +46,6 @@ def complete(server: Any, prompts: Sequence[list[int]], new_tokens: int, **optio
 
 @contextmanager
 def opened(work: Work) -> Iterator[Answer]:
-    """`model` is the directory that to_gguf.py made."""
     server = open_server(Path(work.model) / "model.gguf", work.threads, **work.options)
     options = {
         "ignore_eos": not work.end_tokens,

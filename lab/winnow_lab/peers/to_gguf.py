@@ -84,10 +84,7 @@ def in_llama_cpp_order(
 
 def find_program(name: str) -> str:
     """A program of llama.cpp on the path."""
-    found = shutil.which(name)
-    if found is None:
-        sys.exit(f"{name} is not on the path; build it from llama.cpp's sources")
-    return found
+    return shutil.which(name) or sys.exit(f"{name} is not on the path; build it from llama.cpp's sources")
 
 
 def write_bfloat16(model: Path, file: Path) -> None:
