@@ -38,3 +38,31 @@ def test_a_folder_is_computed_once(tmp_path: Path, capsys: pytest.CaptureFixture
     with LLM(kv_memory="64MiB", documents=tmp_path, kv_cache_dtype="int8") as llm:  # another cache's
         [output] = llm.generate([plain], ASK)
         assert output.num_reused_tokens == 0
+
+
+def test_compressed_documents_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each head has what it kept of each, and nothing of them is computed again."""
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number}.txt").write_text(text)
+    add = ["documents", "add", str(tmp_path), "--model", "demo", "--kv-memory", "64MiB"]
+    add += ["--compression", "2", "--eviction", "winnow-keys", "--dtype", "float32"]
+    for new in (3, 0):
+        assert main(add) == 0
+        assert f"{new} of 3 texts compressed" in capsys.readouterr().out
+    marked = [
+        "Read.\n",
+        *map(Document, reversed(TEXTS)),
+        "\nQuestion: Which key does the jar of number 3 hold?\nAnswer:",
+    ]
+    with LLM(kv_memory="64MiB", documents=tmp_path, dtype="float32") as llm:
+        llm.submit(marked, replace(ASK, max_tokens=8), final_only=True)
+        held, outputs = [], []
+        while not outputs:
+            outputs = llm.step()
+            llm.check_integrity()
+            held.append(llm.driver.engine.memory.ledger.lengths.max(axis=0))
+        length = len(outputs[0].prompt_token_ids)
+        assert outputs[0].num_repaired_tokens == 0 and outputs[0].num_reused_tokens > 0.8 * length
+        most = max(held, key=lambda lengths: int(lengths.sum()))
+        assert most.mean() < 0.7 * length and most.min() != most.max()
+        assert outputs[0].outputs[0].text == " 10"

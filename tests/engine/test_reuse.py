@@ -11,13 +11,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_llama import greedy, prompt, save_tiny_llama
 
-from winnow import LLM, Document, RequestOutput
+from winnow import LLM, Document, RequestOutput, SamplingParams
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import InvalidRequestError
 from winnow.models.bind.rotation import ModelRotation
 from winnow.openai.tools import read_template_options
 from winnow.outputs import LogprobDict
 from winnow.prompts import list_prompts
+from winnow.values.reuse import LIBRARY, LIBRARY_FOLDER
 
 SIZE = 40
 DOCUMENTS = [prompt(SIZE, seed) for seed in range(10, 15)]
@@ -108,21 +109,22 @@ def test_all_computed_again_is_the_whole_computation(directory: Path, whole: LLM
                 assert answers(output) == answers(ask(alone, order, head))
 
 
+def distance(llm: LLM, alone: LLM) -> float:
+    """Return how far the first token's probabilities are from those of the whole computation, in nats."""
+    found, expected = (ask(each, [2, 0, 1], head=7, max_tokens=1) for each in (llm, alone))
+    assert found.num_reused_tokens >= 3 * SIZE - 3
+    ours, theirs = (logprobs(each) for each in (found, expected))
+    shared = ours.keys() & theirs.keys()
+    assert shared
+    return max(abs(ours[token].logprob - theirs[token].logprob) for token in shared)
+
+
 @pytest.mark.parametrize(("kv_dtype", "error"), [("float32", 1e-4), ("int8", 0.02), ("int4", 0.1)])
 def test_keys_are_turned_to_where_they_stand(
     by_tokens: Path, kv_dtype: str, error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where KVs follow from tokens and positions alone, placing them is all that there is to do. The errors, in nats,
     are those of keys which are decoded, turned and encoded once more."""
-
-    def distance(llm: LLM, alone: LLM) -> float:
-        found, expected = (ask(each, [2, 0, 1], head=7, max_tokens=1) for each in (llm, alone))
-        assert found.num_reused_tokens >= 3 * SIZE - 3
-        ours, theirs = (logprobs(each) for each in (found, expected))
-        shared = ours.keys() & theirs.keys()
-        assert shared
-        return max(abs(ours[token].logprob - theirs[token].logprob) for token in shared)
-
     options: dict[str, Any] = {"kv_cache_dtype": kv_dtype, "attention_backend": "reference"}
     with open_llm(by_tokens, 0.0, **options) as llm, open_llm(by_tokens, **options) as alone:
         ask(llm, [0, 1, 2, 3])
@@ -274,6 +276,34 @@ def test_whatever_is_known_answers_stay(soaked: LLM, whole: LLM, asked: list[Any
         output = ask(whole, order, head, **{"max_tokens": 24, **options})
         expected.append([answer.token_ids for answer in output.outputs])
     assert found == expected
+
+
+def test_compressed_documents_are_turned_to_where_they_stand(
+    by_tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that lack a KV or two each. Memory that is short, swap and ends leave nothing behind."""
+    (tmp_path / LIBRARY_FOLDER).mkdir()
+    head = prompt(11, 1)
+    kept = SamplingParams(eviction="winnow-keys", kv_budget=len(head) + SIZE - 2, protect=((0, len(head)),))
+    with open_llm(by_tokens, 0.0) as llm:
+        for document in DOCUMENTS[:3]:
+            llm.save_prefix(head + document, tmp_path / LIBRARY_FOLDER, kept, tenant=LIBRARY)
+    options: dict[str, Any] = {"documents": tmp_path, "attention_backend": "reference"}
+    with open_llm(by_tokens, 0.0, **options) as llm, open_llm(by_tokens) as alone:
+        assert distance(llm, alone) < 0.05
+        several = ask_all(llm, [[0, 1, 2], [2, 1, 0], [1, 3, 0]], 2, max_tokens=30)
+        assert [each.num_reused_tokens for each in several] == [3 * SIZE, 3 * SIZE, SIZE + SIZE]
+        monkeypatch.setattr(ModelRotation, "turn", lambda self, layer, keys, difference: keys)
+        llm.reset_prefix_cache()
+        assert distance(llm, alone) > 0.1
+    options |= {"kv_memory": "400KiB", "max_model_len": 256, "kv_offloading_size": "1MiB"}
+    monkeypatch.undo()
+    with open_llm(by_tokens, 0.0, **options) as llm:
+        found = ask_all(llm, [[0, 1, 2], [2, 1, 0], [1, 3, 0], [2, 0]] * 2, 2, max_tokens=60)
+        assert llm.stats().num_preemptions > 0
+        assert [each.outputs[0].token_ids[:30] for each in found[:3]] == [
+            each.outputs[0].token_ids for each in several
+        ]
 
 
 def test_who_waits_finds_what_others_compute(directory: Path) -> None:

@@ -1,6 +1,7 @@
 """The cache as the executor holds it: memory, and tables that say where each row lies."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, IntArray, ceil_div
 from winnow.cache.pool import KVPool
 from winnow.cache.slot_states import SlotStates
 from winnow.cache.tiers.host_tier import HostTier
-from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
+from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsPlaced, RowsRestored, RowsSaved
 from winnow.errors import describe_error
 
 
@@ -84,6 +85,12 @@ class BlockTables:
         return torch.from_numpy(numbers).to(self.pages.device)
 
 
+class KeyRotation(Protocol):
+    """How a model rotates keys."""
+
+    def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class PagedCache:
     """Cache that an attention backend reads and writes."""
@@ -92,6 +99,7 @@ class PagedCache:
     tables: BlockTables
     host: HostTier | None = None  # None: no update saves anything
     states: SlotStates = field(default_factory=SlotStates)  # everything of sequences that is no block
+    rotation: KeyRotation | None = None  # None: keys stay at their positions
 
     @classmethod
     def allocate(
@@ -115,6 +123,8 @@ class PagedCache:
                     torch.from_numpy(each).to(self.pool.device) for each in (copies.source, copies.target)
                 )
                 self.pool.copy_blocks(*both)
+            elif isinstance(copies, RowsPlaced):
+                self._place(copies)
             elif isinstance(copies, RowsSaved | RowsRestored | CopyDiscarded):
                 assert self.host is not None, "without a host tier nothing is saved"
                 try:
@@ -124,6 +134,17 @@ class PagedCache:
         self.tables.apply(update)
         if failed:
             raise HostTierError(failed, next(iter(failed.values())))
+
+    def _place(self, placed: RowsPlaced) -> None:
+        assert self.rotation is not None, "keys are turned"
+        for layer, slots in enumerate(zip(placed.source, placed.target, strict=True)):
+            of_layer = self.pool.of_layer(layer)
+            source, target = (torch.from_numpy(each).to(self.pool.device) for each in slots)
+            position = self.pool.position.view(-1)[source]
+            source, position = (each[position >= placed.skipped] for each in (source, position))
+            distance = torch.full_like(position, placed.distance)
+            keys = self.rotation.turn(layer, of_layer.keys(source), distance)
+            of_layer.copy_turned(source, target, keys, position + distance)
 
 
 class LocalCache:

@@ -75,7 +75,31 @@ class StateDiscarded:
     key: bytes
 
 
-Copy = BlockCopies | RowsSaved | RowsRestored | CopyDiscarded | StateSaved | StateRestored | StateDiscarded
+@dataclass(frozen=True, eq=False)
+class RowsPlaced:
+    """Copies of a snapshot's KVs to the ends of rows, their keys turned by `distance` positions.
+
+    Attributes:
+        source: slots of each layer, int64 [m]; those at the first `skipped` positions are left out.
+        target: as many slots of each layer as are left, int64 [n], in the same order.
+    """
+
+    source: tuple[IntArray, ...]
+    target: tuple[IntArray, ...]
+    skipped: int
+    distance: int
+
+
+Copy = (
+    RowsPlaced
+    | BlockCopies
+    | RowsSaved
+    | RowsRestored
+    | CopyDiscarded
+    | StateSaved
+    | StateRestored
+    | StateDiscarded
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,16 +2,25 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.cli.flags.engine import add_engine_flags, engine_options, open_llm, usual_model
 from winnow.cli.prompt import read_prompt
 from winnow.config import PREFIX_DISK, EvictionConfig
 from winnow.errors import UsageError
 from winnow.sampling import SamplingParams
+from winnow.storage.folders import SavedDirectory
+from winnow.storage.prefix_format import read_header
 from winnow.values.reuse import DOCUMENTS, LIBRARY, LIBRARY_FOLDER
 from winnow.values.units import format_bytes
+
+if TYPE_CHECKING:
+    from winnow.llm import LLM
 
 DESCRIPTION = """\
 Compute the KVs of every .txt and .md file of a folder, and keep them there in .winnow. Prompts that
@@ -21,14 +30,18 @@ that is computed again (--reuse-share). What is there already is not computed ag
 EPILOG = """\
 examples:
   winnow documents add passages --model models/SmolLM2-135M-Instruct.Q4_1.gguf
+  winnow documents add passages --compression 4 --eviction winnow-keys
   winnow serve models/SmolLM2-135M-Instruct.Q4_1.gguf --documents passages
+
+With --compression N a text keeps an Nth of its KVs, chosen without knowing any question, in each
+head: nothing of it is computed again, and it takes as much less of the disk and of memory.
 
 The same model, number format and --kv-cache-dtype find them. One text is one document: cut long
 ones into the passages that prompts show.
 """
 _UNUSED = (
     *("documents", "reuse", "reuse_share", "prefix_store", "enable_prefix_caching", *PREFIX_DISK),
-    *(each.name for each in fields(EvictionConfig)),
+    *(each.name for each in fields(EvictionConfig) if each.name not in ("eviction", "compression")),
 )
 _NO_LIMIT = 2**62
 
@@ -51,7 +64,11 @@ def execute(namespace: argparse.Namespace) -> int:
         raise UsageError(f"FOLDER must be a directory with .txt or .md files, got {str(folder)!r}")
     texts = [read_prompt(None, str(path)) for path in paths]
     out = folder / LIBRARY_FOLDER
-    options |= {"prefix_cache_dir": out, "prefix_cache_disk": _NO_LIMIT, "reuse": DOCUMENTS}
+    compresses = options.get("compression") is not None
+    if compresses:
+        options |= {"kv_floor": 1, "reuse": DOCUMENTS}
+    else:
+        options |= {"prefix_cache_dir": out, "prefix_cache_disk": _NO_LIMIT, "reuse": DOCUMENTS}
     with open_llm(usual_model(namespace, options, or_demo=True)) as llm:
         from winnow.chat import document_tokens
 
@@ -69,6 +86,8 @@ def execute(namespace: argparse.Namespace) -> int:
             if len(token_ids) > most:
                 raise UsageError(f"{path} must have at most {most} tokens, got {len(token_ids)}: cut it up")
         every = [head + token_ids for token_ids in plain]
+        if compresses:
+            return _compress(llm, every, len(head), folder)
         new = [each for each in every if not llm.holds_on_disk(each, tenant=LIBRARY)]
         params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
         failed = (
@@ -81,3 +100,24 @@ def execute(namespace: argparse.Namespace) -> int:
     if lost:
         print(f"winnow: {lost} were not written: {', '.join(failed) or 'see the warnings'}", file=sys.stderr)
     return int(lost > 0)
+
+
+def _compress(llm: "LLM", every: Sequence[list[int]], head: int, folder: Path) -> int:
+    """Save what eviction leaves of prompts, their first `head` tokens whole."""
+    out = folder / LIBRARY_FOLDER
+    out.mkdir(parents=True, exist_ok=True)
+    saved = SavedDirectory(out)
+    known = {read_header(partial(saved.read, name)).get("document") for name in saved.listing()}
+    params = SamplingParams(protect=((0, head),) if head else ())
+    new, whole, nbytes = 0, 0, 0
+    for token_ids in every:
+        chain = PrefixChain(LIBRARY, llm.config.cache.block_size)
+        chain.extend(token_ids)
+        if chain.document_key(token_ids).hex() not in known:
+            nbytes += llm.save_prefix(token_ids, out, params, tenant=LIBRARY).stat().st_size
+            new, whole = new + 1, whole + llm.kv_bytes(len(token_ids))
+            print(f"winnow: {new} compressed", end="\r", file=sys.stderr)
+    print(
+        f"{folder}: {new} of {len(every)} texts compressed, {format_bytes(nbytes)} of {format_bytes(whole)} in {out}"
+    )
+    return 0

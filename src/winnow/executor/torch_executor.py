@@ -82,7 +82,8 @@ class TorchExecutor:
         host_bytes = config.cache.kv_offloading_size or 0
         require_host_memory(host_bytes, model.device, config.cache.kv_memory)
         self.layout, self.size = layout, size
-        self.cache = PagedCache.allocate(layout, size, model.device, host_bytes)
+        cache = PagedCache.allocate(layout, size, model.device, host_bytes)
+        self.cache = replace(cache, rotation=model.rotation)
         self._planned_rounds: list[PlannedRound] = []
         self._planned: tuple[PlannedEviction, ...] = ()
         self._model = model

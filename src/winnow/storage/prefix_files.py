@@ -58,6 +58,7 @@ class DiskFile(NamedTuple):
         links: blocks of tokens that follow one another behind the prefix `before`; none: a snapshot, or of no use.
         contents: by which those of whole blocks are found behind other tokens, as `TokenRuns` has them.
         document: what a user saved in it.
+        key: of a snapshot that is a document, found by its contents behind its first `skipped` tokens.
     """
 
     name: str
@@ -67,6 +68,8 @@ class DiskFile(NamedTuple):
     before: PrefixKey = b""
     document: SavedDocument | None = None
     contents: tuple[BlockContent, ...] = ()
+    key: PrefixKey = b""
+    skipped: int = 0
 
 
 class DiskPart(NamedTuple):
@@ -352,7 +355,8 @@ class PrefixFiles:
             ]
             before, root = (bytes.fromhex(notes.get(each, "")) for each in ("before", "root"))
             contents = tuple((root, int(each)) for each in notes.get("contents", ()))
-            return DiskFile(name, nbytes, True, tuple(links), before, document, contents)
+            key, skipped = bytes.fromhex(header["key"]), int(notes.get("skipped", 0))
+            return DiskFile(name, nbytes, True, tuple(links), before, document, contents, key, skipped)
         except OSError as error:
             self._leave_alone(error)
             return None
@@ -376,7 +380,7 @@ class PrefixFiles:
             if link.num_tokens < self.form.block_size:
                 self._tails.setdefault(before, {})[link.key] = link.num_tokens
             before = link.key
-        for number, content in enumerate(file.contents[: len(file.links)]):
+        for number, content in enumerate(file.contents[: len(file.links) or 1]):
             self._by_content[content] = file.name, number
 
     def _drop(self, name: str) -> None:

@@ -11,13 +11,14 @@ import numpy as np
 
 from winnow.cache.accounting.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.accounting.host_ledger import HostLedger
+from winnow.cache.accounting.prefix_chain import Snapshot
 from winnow.cache.accounting.prefix_index import PrefixIndex
 from winnow.cache.accounting.prefix_rows import PrefixRows
 from winnow.cache.accounting.row_tables import Demand, Growth, PendingUpdate, RowTables
 from winnow.cache.accounting.shared_blocks import SharedBlocks
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.layout import CacheLayout, IntArray, ceil_div
-from winnow.cache.update import CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
+from winnow.cache.update import CacheUpdate, CopyDiscarded, RowsPlaced, RowsRestored, RowsSaved
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +177,24 @@ class Ledger:
         if not self.has_room_for(growth.demand):
             raise OutOfBlocksError(f"no room for rows of up to {lengths.max()} KVs in slot {slot}")
         self._rows.grow(growth)
+
+    def place(self, slot: int, snapshot: Snapshot, skipped: int, distance: int) -> None:
+        """Lengthen rows by what a snapshot, each of whose rows holds its first `skipped` tokens, holds behind them,
+        `distance` positions from where it was. Raises OutOfBlocksError: there is no room; nothing has changed."""
+        held, slots = self.lengths[slot].copy(), np.array([slot], dtype=np.int64)
+        lengths = held + snapshot.lengths - np.int32(skipped) * self.layout.has_row
+        growth = self._rows.growth(slots, lengths[None])
+        self.allocator.share(snapshot.blocks)  # no room is made of them
+        try:
+            if not self.has_room_for(self._demand(growth, [slot])):
+                raise OutOfBlocksError(f"no room for {snapshot.lengths.max()} KVs a row in slot {slot}")
+            self._shared.own_tails([slot])
+            self._rows.grow(growth)
+        finally:
+            self.allocator.release(snapshot.blocks)
+        source = self._slots_of(snapshot.blocks, snapshot.lengths, np.zeros_like(held))
+        target = self._slots_of(self.blocks_of(slot), lengths, held)
+        self._changes.copies.append(RowsPlaced(source, target, skipped, distance))
 
     def can_fork(self, slot: int) -> bool:
         return bool(self._free_slots) and len(self.pages.of(slot)) <= self.pages.num_free
@@ -355,6 +374,18 @@ class Ledger:
     @property
     def _changes(self) -> PendingUpdate:
         return self._rows.changes
+
+    def _slots_of(self, blocks: IntArray, lengths: IntArray, first: IntArray) -> tuple[IntArray, ...]:
+        """Return, of each layer, the slots of KVs from number `first` of each row on, whose blocks lie row by row."""
+        counts, size = self.layout.row_blocks(lengths), self.layout.block_size
+        begins = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
+        found = []
+        for layer in range(len(lengths)):
+            of_rows = zip(begins[layer], first[layer], lengths[layer], strict=True)
+            numbers = [begin * size + np.arange(start, end) for begin, start, end in of_rows]
+            at = np.concatenate(numbers)
+            found.append(blocks[at // size].astype(np.int64) * size + at % size)
+        return tuple(found)
 
     def _growth(self, slots: Sequence[int], counts: Sequence[int]) -> Growth:
         slot_array = np.asarray(slots, dtype=np.int64)

@@ -27,6 +27,16 @@ class TokenRun:
     offset: int
 
 
+@dataclass(frozen=True)
+class PackedRun:
+    """Tokens `start` to `end` - 1 of a prompt, of whose KVs a snapshot has some, behind `skipped` other tokens."""
+
+    start: int
+    end: int
+    key: PrefixKey
+    skipped: int
+
+
 class TokenRuns:
     """Lookup of whole blocks by their tokens at any offset: by a hash first, then token by token.
 

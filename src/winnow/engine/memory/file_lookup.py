@@ -139,6 +139,14 @@ class FileLookup:
                     at += 1
                     continue
                 file, number = place
+                if not file.links:  # compressed
+                    hashed = tuple(hashes[at - begin :: size][: len(file.contents)])
+                    tokens = 0 if file.document is None else file.document.num_tokens
+                    whole = hashed == tuple(each for _, each in file.contents)
+                    if whole and not self._index.knows(file.key):
+                        parts.append(DiskPart(file, file.key, tokens))
+                    at += tokens - file.skipped if whole else 1
+                    continue
                 pairs = zip(hashes[at - begin :: size], file.contents[number:], strict=False)
                 count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1][1], pairs))
                 skip, until = max(number - 1, 0), min(number + count + 1, len(file.links))

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakSet
 
 from winnow.cache import Ledger
-from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, Snapshot, root_of
 from winnow.cache.layout import IntArray
 from winnow.engine.executor import Executor
 from winnow.engine.memory.chains import stored_accumulators
@@ -18,6 +18,7 @@ from winnow.eviction import SequenceEviction
 from winnow.storage.prefix_files import DiskFile, DiskLink, PrefixFiles, run_key
 from winnow.storage.prefix_format import SavedPrefix
 from winnow.values.json_values import json_value
+from winnow.values.reuse import LIBRARY
 
 _RUN_BYTES = 16 * 2**20
 """KVs of a file of blocks: large enough that reading it is quick, small enough to be forgotten alone."""
@@ -51,6 +52,7 @@ class FileStore:
         self._executor, self._ledger, layout = executor, ledger, ledger.layout
         self._lookup = FileLookup(ledger, self._sources, cached, library)
         self.documents = SavedDocuments(saved, layout.block_size)
+        self.packed: dict[int, tuple[PrefixKey, int, list[int]]] = {}
         self._puts: deque[Callable[[], None]] = deque()
         self._put_keys: set[PrefixKey] = set()
         self._fetches: WeakSet[Fetch] = WeakSet()
@@ -133,10 +135,18 @@ class FileStore:
         if self.cached is not None:
             self.cached.clear()
 
-    def save(self, files: PrefixFiles, snapshot: Snapshot, document: bytes, rule: SequenceEviction) -> str:
+    def save(
+        self, files: PrefixFiles, snapshot: Snapshot, document: bytes, rule: SequenceEviction, root: PrefixKey
+    ) -> str:
         """Write a snapshot of the index as the document of a user. Raises as `PrefixFiles.save`."""
         self._executor.apply(self._ledger.take_update())
         notes = {"policy": json_value(rule.policy), "kv_budget": rule.budget, "tokens": snapshot.num_tokens}
+        if root == root_of(LIBRARY):  # what is protected stands before a document
+            skipped, token_ids = rule.spans[0][1] if rule.spans else 0, snapshot.token_ids.tolist()
+            contents = self._ledger.prefixes.runs.hashes(token_ids[skipped:])[
+                :: self._ledger.layout.block_size
+            ]
+            notes |= {"skipped": skipped, "root": root.hex(), "contents": contents}
         encode = self._encoder(files, snapshot, notes, document=document.hex())[1]
         return files.save(snapshot.key, encode())
 
@@ -256,6 +266,13 @@ class FileStore:
             return
         for part, prefix in zip(parts, future.result(), strict=False):
             token_ids = prefix.token_ids
+            if not part.file.links and fetch.rule is None:
+                skipped = part.file.skipped
+                own, content = token_ids[skipped:], part.file.contents[0][1]
+                known = self._ledger.prefixes.knows(part.key)
+                if known or self._place_snapshot(prefix, part.key, token_ids, LIBRARY):
+                    self.packed[content] = part.key, skipped, own
+                continue
             if fetch.rule is not None:
                 if self._ledger.prefixes.knows(part.key) or self._place_snapshot(
                     prefix, part.key, token_ids, fetch.rule

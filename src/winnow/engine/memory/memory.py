@@ -58,7 +58,7 @@ class Memory:
         self.swap = Swap(executor, self.ledger, clock, self.tenants, costs or SwapCosts())
         self.files = FileStore(executor, self.ledger, saved, cached, library)
         self.sessions = Sessions(self.ledger, clock, self.tenants, self.files, session_memory)
-        self.spans = SpanReuse(self.ledger, reuse_share)
+        self.spans = SpanReuse(self.ledger, reuse_share, self.files.packed)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.files, self.sessions, self.spans)
         self.room = Room(config, self.ledger, self.prefixes)
         self._executor = executor

@@ -66,6 +66,7 @@ class PrefixSharing:
             return FoundPrefix()
         chain = self._known_chain(sequence)
         chain.extend(sequence.prefix_ids)
+        self._spans.look_up_packed(sequence)
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
         index, most = self._ledger.prefixes, self._most_as_computed(sequence)
@@ -287,7 +288,7 @@ class PrefixSharing:
                 "kv_memory is too small to keep the compressed prefix beside other requests"
             )
         document = chain.document_key(sequence.prefix_ids[: eviction.context_len])
-        return self._files.save(files, found, document, eviction)
+        return self._files.save(files, found, document, eviction, chain.root)
 
     def _may_begin_with_others(self, sequence: Sequence) -> bool:
         if not self._enabled or not _takes_part(sequence) or sequence.request.wants_prompt_logprobs:
@@ -298,6 +299,8 @@ class PrefixSharing:
     def _most_as_computed(self, sequence: Sequence) -> int:
         """Return how many tokens of a waiting sequence may come from others as they were computed."""
         most = sequence.num_tokens - 1  # logits come from the last one
+        if sequence.packed:
+            most = sequence.packed[0].start - 1
         if sequence.forks:
             most = min(most, sequence.request.fork_at - 1)
         return _num_shareable(sequence, most)

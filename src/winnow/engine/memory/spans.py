@@ -1,10 +1,11 @@
 """Reuse of what was computed elsewhere: runs of tokens whose KVs are placed where another prompt has them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
 
-from winnow.cache import Ledger
+from winnow.cache import Ledger, OutOfBlocksError
 from winnow.cache.accounting.prefix_chain import PrefixKey, root_of
+from winnow.cache.accounting.token_runs import PackedRun
 from winnow.cache.layout import ceil_div
 from winnow.engine.plan import PlacedSpan
 from winnow.engine.requests.request import Sequence
@@ -26,12 +27,17 @@ class SpanReuse:
     (CacheBlend, 2405.16444), and blocks that hold any of the others are never found by another request. What is known
     is the prefix index's: blocks whose KVs were computed for a request of the same salt, whatever stood before.
 
+    Args:
+        packed: snapshots of documents by the hash of their first block: key, tokens that stand before, and their own.
+
     Attributes:
         num_reused, num_repaired: tokens that were not computed, and of those placed the ones that were, so far.
     """
 
-    def __init__(self, ledger: Ledger, share: float) -> None:
-        self._ledger, self._share = ledger, share
+    def __init__(
+        self, ledger: Ledger, share: float, packed: Mapping[int, tuple[PrefixKey, int, list[int]]]
+    ) -> None:
+        self._ledger, self._share, self._packed = ledger, share, packed
         self._cost = min(1.0, share + FIRST_LAYERS / ledger.layout.num_layers)
         self.num_reused = self.num_repaired = 0
 
@@ -42,6 +48,43 @@ class SpanReuse:
             sequence.runs += self._ledger.prefixes.runs.find(
                 least, sequence.token_ids, max(start, first), min(stop, end)
             )
+
+    def look_up_packed(self, sequence: Sequence) -> None:
+        """Find compressed documents in a waiting sequence. Something is computed before the first, and behind it, where
+        rows are of uneven length, nothing else is placed."""
+        index, size, tokens = self._ledger.prefixes, self._ledger.layout.block_size, sequence.token_ids
+        sequence.packed, library = [], root_of(LIBRARY)
+        if not self._packed or sequence.eviction is not None or len(sequence.request.sequences) > 1:
+            return
+        for start, stop, least in searches(sequence):
+            hashes = (
+                index.runs.hashes(tokens[start:stop]) if stop - start >= size and library in least else []
+            )
+            at = max(start, 1)
+            while at - start < len(hashes):
+                key, skipped, token_ids = self._packed.get(hashes[at - start], (b"", 0, []))
+                end = at + len(token_ids)
+                if index.knows(key) and tokens[at:end] == token_ids and end < sequence.prompt_len:
+                    sequence.packed.append(PackedRun(at, end, key, skipped))
+                    at = end
+                else:
+                    at += 1
+
+    def place_packed(self, sequence: Sequence) -> None:
+        """Give a running sequence the compressed documents that follow on its tokens, as far as there is room."""
+        kv, index = sequence.kv, self._ledger.prefixes
+        while run := next((each for each in sequence.packed if each.start == kv.num_computed), None):
+            snapshot = index.snapshots.get(run.key)
+            try:
+                if snapshot is None:
+                    raise OutOfBlocksError("it was forgotten")
+                self._ledger.place(kv.running_slot, snapshot, run.skipped, run.start - run.skipped)
+            except OutOfBlocksError:
+                sequence.packed = []
+                return
+            index.touch([run.key])
+            kv.num_computed = kv.last_round = run.end
+            self.count(sequence, run.end - run.start, 0)
 
     def begin(self, sequence: Sequence) -> None:
         """Keep what a sequence, which has just got its slot, computes behind its first run from those who ask for exact
@@ -77,6 +120,8 @@ class SpanReuse:
     def stretch(self, sequence: Sequence, start: int, most: int) -> int:
         """Return how many tokens from `start` on take as long as `most` that are all computed."""
         left, at = float(most), start
+        if (ahead := [run.start for run in sequence.packed if run.start > start]) and not sequence.runs:
+            return min(most, ahead[0] - start)
         for run in sequence.runs:
             if run.end <= at or left <= 0:
                 continue

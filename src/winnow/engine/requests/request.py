@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout
 from winnow.cache.accounting.prefix_chain import PrefixChain
-from winnow.cache.accounting.token_runs import TokenRun
+from winnow.cache.accounting.token_runs import PackedRun, TokenRun
 from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
@@ -202,6 +202,8 @@ class Sequence:
     """The keys under which its blocks are shared; None: they are not."""
     runs: list[TokenRun] = field(default_factory=list)
     """Tokens that are to be placed, from where they are known."""
+    packed: list[PackedRun] = field(default_factory=list)
+    """Compressed documents that are to be placed whole."""
     reused: list[tuple[int, int]] = field(default_factory=list)
     """Tokens that were placed since it got its slot, half-open."""
     fetch: Any = None

@@ -151,6 +151,8 @@ def advance(
         memory.ledger.take_back(list(rejected), list(rejected.values()))
     for each in computed:  # after it: where rows slide, what they hold says which tokens these are
         memory.prefixes.remember(*each)
+        if each[0].packed:
+            memory.spans.place_packed(each[0])
     counts = Counter[str | None]()
     for sequence in step.samplers:
         if not sequence.finished:

@@ -269,7 +269,7 @@ class Scheduler:
             most = min(budget, chunk)
         elif budget == self._config.max_num_batched_tokens:
             most = wanted  # whole prompts: one that is larger than any budget goes alone
-        if sequence.runs:
+        if sequence.runs or sequence.packed:
             most = self.memory.spans.stretch(sequence, start, most)
         wanted = min(wanted, self.memory.prefixes.until_state(sequence))
         if sequence.forks:
