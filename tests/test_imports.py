@@ -101,6 +101,21 @@ def test_what_is_imported_is_there() -> None:
         assert not missing, path
 
 
+DOOR = {"room", "swap", "prefixes", "spans", "files", "sessions", "ledger", "_ledger", "_room"}
+"""Parts of `Memory`, which its own methods ask."""
+REACHES = 93
+"""How often scheduling may ask a part of the memory in place of the memory. It only falls; twelve is the aim."""
+
+
+def test_scheduling_asks_the_memory() -> None:
+    found = 0
+    for path in (SOURCE / "engine" / "scheduling").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            part = node.value if isinstance(node, ast.Attribute) else None
+            found += getattr(part, "attr", getattr(part, "id", None)) in DOOR
+    assert found <= REACHES, "ask the memory"
+
+
 @pytest.mark.parametrize("own", sorted({part_of(path) for path in MODULES.values()} - set(FACE)))
 def test_imports_run_downward(own: str) -> None:
     assert own in RANK, f"tests/test_imports.py does not say where {own} stands"

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence as SequenceType
 from itertools import islice
 
+import numpy as np
+
 from winnow.cache import Ledger
 from winnow.config import SchedulerConfig
 from winnow.engine.memory.prefixes import FoundPrefix, PrefixSharing
@@ -118,6 +120,15 @@ class Room:
             + _explain_kinds(ledger)
         )
 
+    def held(self, running: Iterable[Sequence]) -> int:
+        """Return distinct blocks in the tables of running sequences."""
+        slots = [sequence.kv.running_slot for sequence in running]
+        if not self._ledger.any_shared:
+            return sum(map(self._ledger.blocks_held, slots))
+        return (
+            len(np.unique(np.concatenate([self._ledger.blocks_of(slot) for slot in slots]))) if slots else 0
+        )
+
     def growth(self, sequence: Sequence) -> int:
         """Return blocks that a running sequence needs to compute its known tokens and one more block."""
         return self._growth_from(sequence, self._ledger.blocks_held(sequence.kv.running_slot))
@@ -125,6 +136,11 @@ class Room:
     def freed(self, sequence: Sequence) -> int:
         """Return blocks that become free without a running sequence: no other sequence holds them."""
         return self._ledger.num_freed_by(sequence.kv.running_slot)
+
+    def given_back(self, sequence: Sequence) -> tuple[int, int, int]:
+        """Return blocks that become free without a running sequence, blocks promised to it, and its table pages."""
+        pages = self._ledger.pages.of(sequence.kv.running_slot)
+        return self.freed(sequence), self.growth(sequence), len(pages)
 
     def yields(self, sequence: Sequence, eviction: SequenceEviction) -> int:
         """Return blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""

@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence as SequenceType
 
-import numpy as np
-
 from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.queue import Order, WaitingQueue
@@ -21,7 +19,7 @@ class TenantAccounts:
 
     def __init__(self, memory: Memory, order: Order) -> None:
         self._order = order
-        self._ledger = memory.ledger
+        self._room, self._num_blocks = memory.room, memory.ledger.size.num_blocks
         self._host_bytes = memory.swap.host_bytes
         tenants = memory.tenants
         self.of, self.has_quotas, self._tenants = tenants.of, tenants.has_quotas, tenants.named
@@ -30,23 +28,14 @@ class TenantAccounts:
 
     def guarantee(self, tenant: TenantName) -> int:
         """Return blocks that a tenant can have back at any time."""
-        return int(self.of(tenant).guarantee * self._ledger.size.num_blocks)
+        return int(self.of(tenant).guarantee * self._num_blocks)
 
     def limit(self, tenant: TenantName) -> int:
         """Return blocks that a tenant never exceeds."""
-        return int(self.of(tenant).limit * self._ledger.size.num_blocks)
+        return int(self.of(tenant).limit * self._num_blocks)
 
     def held(self, running: Iterable[Sequence]) -> int:
-        """Return distinct blocks in the tables of running sequences."""
-        slots = [sequence.kv.running_slot for sequence in running]
-        if not slots:
-            return 0
-        if not self._ledger.any_shared:
-            return sum(map(self._ledger.blocks_held, slots))
-        mask = np.zeros(self._ledger.size.num_blocks, dtype=np.bool_)
-        for slot in slots:
-            mask[self._ledger.blocks_of(slot)] = True
-        return int(np.count_nonzero(mask))
+        return self._room.held(running)
 
     def borrowed(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
         return max(self.held(of_tenant(tenant, running)) - self.guarantee(tenant), 0)

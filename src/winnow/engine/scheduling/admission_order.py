@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence as SequenceType
+from functools import partial
 from itertools import islice
 
 from winnow.config import SchedulerConfig
@@ -78,7 +79,9 @@ class AdmissionOrder:
             need = self._ledger.layout.pages_for(sequence.longest_row(self._ledger.layout))
             slots = len(urgent) + 1 - self._ledger.num_free_slots
             short = min(need, self._ledger.size.num_pages) + pages - self._ledger.pages.num_free
-            parked = self._choose_parked(sequence, sequence in reclaiming, running, slots, short, blocks)
+            lacking = partial(self._lacking, sequence, running, blocks)
+            reclaims = sequence in reclaiming
+            parked = running.victims.for_newcomer(sequence, running, lacking, slots, short, reclaims=reclaims)
             if parked is None:
                 continue
             for each in parked:
@@ -89,8 +92,9 @@ class AdmissionOrder:
             pages += need
         return urgent
 
-    def _lacking(self, sequence: Sequence, running: Running, leaving: int) -> int:
-        """Return blocks that a waiting sequence lacks once `leaving` ones are parked; endless if it cannot start."""
+    def _lacking(self, sequence: Sequence, running: Running, taken: int, leaving: int) -> int:
+        """Return blocks that a waiting sequence lacks beside `taken` ones once `leaving` sequences are parked; endless
+        if it cannot start."""
         budget, chunk = self._config.max_num_batched_tokens, self._config.prefill_chunk
         prefixes = self._memory.prefixes
         # Of a whole prompt, also where no tokens of the step are left for it.
@@ -102,7 +106,7 @@ class AdmissionOrder:
         found = prefixes.find(sequence)
         if prefixes.is_worth_waiting(sequence, found, min(sequence.num_tokens, chunk or budget), running):
             return sys.maxsize
-        return coming + self._memory.room.lacking(sequence, running, leaving, found)
+        return taken + coming + self._memory.room.lacking(sequence, running, leaving, found)
 
     def keep_limits(self, running: Running) -> None:
         """Park sequences of tenants above their limits. One sequence of each keeps running."""
@@ -111,7 +115,7 @@ class AdmissionOrder:
         for tenant in {sequence.request.tenant for sequence in running}:
             own = list(of_tenant(tenant, running))
             while len(own) > 1 and self._exceeds_limit(tenant, own):
-                running.park(running.choose_victim(own))
+                running.park(running.victims.choose(own))
                 own = list(of_tenant(tenant, running))
 
     def _exceeds_limit(self, tenant: TenantName, own: SequenceType[Sequence]) -> bool:
@@ -132,50 +136,6 @@ class AdmissionOrder:
             if self._is_within_limit(sequence, running):
                 found.append(sequence)
         return found
-
-    def _choose_parked(
-        self, newcomer: Sequence, reclaims: bool, running: Running, slots: int, pages: int, taken: int
-    ) -> list[Sequence] | None:
-        """Return the running sequences to park, so that `newcomer` lacks nothing; None: there are not enough.
-
-        Those that would be served last go first. What a tenant holds within its guarantee gives way only to the tenant
-        itself.
-
-        Args:
-            reclaims: whether tenants that borrow give back to `newcomer` whatever the order says.
-            slots, pages: of tables, that must become free.
-            taken: blocks of those that enter before it.
-        """
-        order, own, quotas = self._waiting.order, newcomer.request.tenant, self._accounts.has_quotas
-        borrowed: dict[TenantName, int] = {}
-        if quotas:
-            tenants = {sequence.request.tenant for sequence in running}
-            borrowed = {tenant: self._accounts.borrowed(tenant, running) for tenant in tenants}
-        chosen: list[Sequence] = []
-        freed = 0
-
-        def is_enough() -> bool:
-            blocks = self._lacking(newcomer, running, len(chosen)) + taken - freed
-            return max(slots, pages, blocks) <= 0
-
-        for sequence in sorted(
-            running, key=lambda s: (order.tenant_rank(s.request.tenant), order.rank(s)), reverse=True
-        ):
-            if is_enough():
-                break
-            tenant = sequence.request.tenant
-            borrows = borrowed.get(tenant, 0) > 0
-            outranks = order.may_park(newcomer, sequence) and (not quotas or tenant == own or borrows)
-            if not outranks and not (reclaims and tenant != own and borrows):
-                continue
-            chosen.append(sequence)
-            blocks = self._memory.room.freed(sequence)
-            freed += blocks + self._memory.room.growth(sequence)
-            if quotas:
-                borrowed[tenant] -= blocks
-            slots -= 1
-            pages -= len(self._ledger.pages.of(sequence.kv.running_slot))
-        return chosen if is_enough() else None
 
     def _use(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
         """Return blocks that a tenant's running sequences hold or will take soon."""

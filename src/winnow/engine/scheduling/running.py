@@ -7,6 +7,7 @@ from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.victims import Victims
 
 
 class Running(SequenceType[Sequence]):
@@ -14,7 +15,8 @@ class Running(SequenceType[Sequence]):
 
     def __init__(self, memory: Memory, waiting: WaitingQueue, accounts: TenantAccounts) -> None:
         self.num_preemptions = 0
-        self._memory, self._waiting, self._accounts = memory, waiting, accounts
+        self._memory, self._waiting = memory, waiting
+        self.victims = Victims(memory, waiting, accounts)
         self._sequences: list[Sequence] = []
         self._entered: dict[Sequence, None] = {}
         self._failed: list[Sequence] = []
@@ -71,23 +73,6 @@ class Running(SequenceType[Sequence]):
         failed, self._failed = self._failed, []
         return failed
 
-    def choose_victim(self, sequences: SequenceType[Sequence]) -> Sequence:
-        """Return the sequence to preempt, out of at least one, in the order in which they were admitted.
-
-        It is of the lowest priority, where the order minds priorities. Ties go, in this order, to those that have
-        advanced since they were last preempted, to the least time lost per byte that comes free, and to the one served
-        last. The first in the serving order is never preempted for another: whatever the others do, requests end.
-        """
-        rank, level, swap = self._waiting.order.rank, self._waiting.order.level, self._memory.swap
-        first = min(sequences, key=rank)
-        others = [sequence for sequence in sequences if sequence is not first] or [first]
-        lowest = min(map(level, others))
-        equals = [sequence for sequence in others if level(sequence) == lowest]
-        equals = [sequence for sequence in equals if swap.has_progressed(sequence)] or equals
-        losses = {sequence: swap.loss(sequence) for sequence in equals} if len(equals) > 1 else {}
-        least = min(losses.values(), default=0.0)
-        return max((s for s in equals if losses.get(s, 0.0) <= least), key=rank)
-
     def preempt(self, victim: Sequence | None = None) -> None:
         """Preempt `victim`, or the sequence that loses least, of a tenant that borrows blocks if there are any.
 
@@ -102,7 +87,7 @@ class Running(SequenceType[Sequence]):
             else:
                 self._fail(first)
             return
-        victim = victim or self.choose_victim(self._accounts.borrowers(self))
+        victim = victim or self.victims.for_blocks(self)
         alone = self._sequences == [victim]
         if alone:
             if victim.preempted_alone_at == victim.num_tokens:
