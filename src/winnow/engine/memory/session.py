@@ -8,7 +8,6 @@ import numpy as np
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.layout import IntArray
 from winnow.engine.memory.chains import SessionRule
-from winnow.engine.requests.request import Request
 from winnow.values.images import PromptImage, prefix_ids
 from winnow.values.tenants import TenantName
 
@@ -65,11 +64,6 @@ class Session:
 
 
 SessionMap = Mapping[SessionKey, Session]
-
-
-def session_key(request: Request) -> SessionKey:
-    """Return tenant and name of the session of a request; an empty name: it has none."""
-    return request.tenant, "" if request.session is None else request.session.name
 
 
 def own_keys(sessions: SessionMap, session: Session, keys: Iterable[PrefixKey]) -> tuple[PrefixKey, ...]:

@@ -73,21 +73,15 @@ def _unusable_value(header: "GgufHeader") -> str | None:
     for merge in header.values.get("tokenizer.ggml.merges", ()):
         if len(merge.split(" ")) != 2:
             return f"tokenizer.ggml.merges must hold two texts each, got {merge!r:.80}"
-    one = {
-        "block_count": len(header.tensors),
-        "context_length": 2**40,
-        "embedding_length": 2**31,
-        "vocab_size": 2**31,
-    }
-    for name, most in (one | dict.fromkeys(BY_LAYER, 2**31)).items():
-        key = f"{header.architecture}.{name}"
-        value = header.values.get(key, 1)
-        least, entries = (1, [value]) if name in one or not isinstance(value, list) else (0, value)
+    one = {"block_count": len(header.tensors), "context_length": 2**40, "embedding_length": 2**31}
+    for name, most in (one | dict.fromkeys(("vocab_size", *BY_LAYER), 2**31)).items():
+        value = header.values.get(key := f"{header.architecture}.{name}", 1)
+        least, entries = (0, value) if name in BY_LAYER and isinstance(value, list) else (1, [value])
         if not all(type(each) is int and least <= each <= most for each in entries):
             return f"{key} must be a whole number from 1 to {most}, got {value!r:.80}"
     for name in ("bos", "eos", "unknown", "padding", "cls", "mask"):
-        value = header.values.get(key := f"tokenizer.ggml.{name}_token_id")
-        if tokens and value is not None and (type(value) is not int or not 0 <= value < len(tokens)):
+        value = header.values.get(key := f"tokenizer.ggml.{name}_token_id", 0)
+        if tokens and (type(value) is not int or not 0 <= value < len(tokens)):
             return f"{key} must be a token's number below {len(tokens)}, got {value!r:.80}"
     return None
 
