@@ -84,9 +84,7 @@ def apply_template(
         InvalidRequestError: the model has no template, a message is unusable, or the template refuses the conversation.
     """
     if tokenizer is None or not (options.template or tokenizer.chat_template):
-        raise InvalidRequestError(
-            "messages need a tokenizer with a chat template, which the model does not have"
-        )
+        raise InvalidRequestError("messages need a tokenizer with a chat template, which the model lacks")
     conversation = [_with_arguments(message) for message in normalise_messages(messages)]
     if not _DEVELOPER.search(str(options.template or tokenizer.chat_template)):
         conversation = [
@@ -109,9 +107,7 @@ def apply_template(
     shown = [each.get("text") if isinstance(each, Mapping) else each for each in given]
     documents = mark_documents(prompt, shown, plain)
     if given and not documents:
-        raise InvalidRequestError(
-            "documents must be texts that the model's chat template shows, it shows none"
-        )
+        raise InvalidRequestError("documents must be texts that the model's chat template shows, got none")
     context = 0
     if marked is not None:
         known = plain if encode is None else lambda text: encode(text, tail, plain)

@@ -139,8 +139,7 @@ class EngineClient:
         self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
     ) -> NewRequest:
         """Return a request for `submit_all`; `options` are the other fields of `NewRequest`."""
-        session = options.get("session")
-        if isinstance(session, SessionRequest) and prompt.system_tokens:
+        if isinstance(session := options.get("session"), SessionRequest):
             options["session"] = replace(session, system=prompt.system_tokens)
         if prompt.template_tail and params.template_tail is None:
             params = replace(params, template_tail=prompt.template_tail)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.batch.lines import BadLine, Job, parse_line
-from winnow.batch.reader import WHOLE, RawLine, Shard
+from winnow.batch.reader import RawLine, Shard
 from winnow.batch.records import Record, Tally, answer_record, encode, error_record, request_id
 from winnow.batch.writer import OrderedWriter
 from winnow.engine.requests.new_request import NewRequest
@@ -55,7 +55,7 @@ class Driver:
     seed: int
     max_in_flight: int
     reader: AnswerReader = field(default_factory=AnswerReader)
-    shard: Shard = WHOLE
+    shard: Shard = field(default_factory=Shard)
     context_field: str | None = None
     _in_flight: dict[str, Job] = field(default_factory=dict, init=False)
 

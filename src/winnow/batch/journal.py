@@ -91,38 +91,33 @@ def read_checkpoint(
 
 def read_identity(output: Path) -> dict[str, Any]:
     """Return the fingerprint of the run that wrote `output`. Raises UsageError: it has no journal of a run."""
-    path = journal_path(output)
     try:
-        with path.open("rb") as file:
-            owner = journals.read_owner(file.readline(), _FORM, _VERSION)
+        with journal_path(output).open("rb") as file:
+            return dict(_owner_of(file.readline(), output))
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _owner_of(header: bytes, output: Path) -> Fingerprint:
+    owner = journals.read_owner(header, _FORM, _VERSION)
     if owner is None:
-        raise UsageError(f"{path} is not the journal of a run")
-    return dict(owner)
+        raise UsageError(f"{journal_path(output)} is not the journal of a run; --overwrite replaces it")
+    return owner
 
 
-def create_journal(
-    output: Path, fingerprint: Fingerprint, checkpoint: Checkpoint | None = None
-) -> Checkpoint:
-    """Put a journal with the early records of `checkpoint` in place of an old one; what stands where after that."""
-    checkpoint = Checkpoint() if checkpoint is None else checkpoint
-    entries = b"".join(encode_entry(*item) for item in checkpoint.early.items())
+def create_journal(output: Path, fingerprint: Fingerprint, state: Checkpoint | None = None) -> Checkpoint:
+    """Put a journal with the early records of `state` in place of an old one; what stands where after that."""
+    state = Checkpoint() if state is None else state
+    entries = b"".join(encode_entry(*item) for item in state.early.items())
     size = journals.create_journal(journal_path(output), _FORM, _VERSION, fingerprint, entries)
-    return replace(
-        checkpoint, header_bytes=size, journal_bytes=size + len(entries), is_of_shorter_input=False
-    )
+    return replace(state, header_bytes=size, journal_bytes=size + len(entries), is_of_shorter_input=False)
 
 
 def _check_owner(
     header: bytes, output: Path, fingerprint: Fingerprint, prompts: InputFile | None
 ) -> tuple[bool, tuple[str, ...]]:
     """Return whether the owner answered fewer lines of the input, and the differences without an effect on answers."""
-    owner = journals.read_owner(header, _FORM, _VERSION)
-    if owner is None:
-        raise UsageError(
-            f"{journal_path(output)} is not the journal of a run; pass --overwrite to replace it"
-        )
+    owner = _owner_of(header, output)
     if "detokenize" in owner:
         # Versions that recorded this wrote parameters of requests, all at their defaults, under names of the engine's.
         owner = {name: value for name, value in owner.items() if name not in OF_REQUESTS}

@@ -30,7 +30,7 @@ class RawLine:
 
 @dataclass(frozen=True)
 class Shard:
-    """A share of the lines: of every `count` lines the `number`-th, so that shards take the same time."""
+    """A share of the lines: of every `count` lines the `number`-th, so that shards take the same time. 1/1: all."""
 
     number: int = 1
     count: int = 1
@@ -55,10 +55,6 @@ class Shard:
 
     def num_lines(self, total: int) -> int:
         return (total + self.count - self.number) // self.count
-
-
-WHOLE = Shard()
-"""The shard that holds every line."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,9 +79,7 @@ class CacheSize:
         return size(low)
 
     @classmethod
-    def of_blocks(
-        cls, layout: CacheLayout, num_blocks: int, max_num_seqs: int, max_model_len: int
-    ) -> "CacheSize":
+    def of_blocks(cls, layout: CacheLayout, num_blocks: int, max_num_seqs: int, max_model_len: int) -> Self:
         """Return the size of a cache of `num_blocks` blocks with the table pages that they need.
 
         A sequence of b blocks per row takes at most b / PAGE_ENTRIES + 1 pages, so with equal rows blocks run out

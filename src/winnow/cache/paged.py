@@ -119,9 +119,7 @@ class PagedCache:
         failed = self.states.follow(update)
         for copies in update.copies:
             if isinstance(copies, BlockCopies):
-                both = (
-                    torch.from_numpy(each).to(self.pool.device) for each in (copies.source, copies.target)
-                )
+                both = (torch.from_numpy(x).to(self.pool.device) for x in (copies.source, copies.target))
                 self.pool.copy_blocks(*both)
             elif isinstance(copies, RowsPlaced):
                 self._place(copies)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from winnow.batch.journal import SHARD, read_identity
-from winnow.batch.reader import WHOLE, InputFile, Shard
+from winnow.batch.reader import InputFile, Shard
 from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable
 from winnow.errors import UsageError
 from winnow.report.fingerprint import Fingerprint, differences
@@ -72,7 +72,7 @@ def _in_order(prompts: InputFile, parts: Sequence[Path]) -> list[Path]:
     first: tuple[Path, Fingerprint] | None = None
     for path in parts:
         identity = read_identity(path)
-        shard = Shard.parse(str(identity.pop(SHARD, WHOLE)))
+        shard = Shard.parse(str(identity.pop(SHARD, Shard())))
         if identity.get("input") != prompts.sha256:
             raise UsageError(f"{path} answers other prompts than those of {prompts.path}")
         first = first or (path, identity)

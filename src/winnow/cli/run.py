@@ -12,7 +12,7 @@ from rich.text import Text
 
 from winnow.batch.driver import MAX_EARLY, Driver, served_name
 from winnow.batch.journal import SHARD, Checkpoint, journal_path, read_checkpoint
-from winnow.batch.reader import WHOLE, InputFile, Shard, read_lines
+from winnow.batch.reader import InputFile, Shard, read_lines
 from winnow.batch.records import Tally
 from winnow.batch.writer import OrderedWriter, OutputError, ResultWriter, StreamWriter
 from winnow.cli.flags import engine
@@ -82,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="OUT.jsonl", type=Path, required=True, help=text)
     parser.add_argument("--overwrite", action="store_true", help="start afresh and replace OUT.jsonl")
     text = "answer every COUNT-th line alone, from line NUMBER on"
-    parser.add_argument("--shard", metavar="NUMBER/COUNT", default=str(WHOLE), help=text)
+    parser.add_argument("--shard", metavar="NUMBER/COUNT", default="1/1", help=text)
     text = "of lines: a document to put before the prompt, and to compress without it"
     parser.add_argument("--context-field", metavar="NAME", help=text)
     text = "write the closing table as JSON too"
@@ -158,16 +158,14 @@ def _check(
 ) -> _Plan:
     """Check everything that can be checked without an engine; what is done already is counted in `tally`."""
     repeated, more = prompts.repeated[:MAX_REPEATED], len(prompts.repeated) - MAX_REPEATED
-    said = [
-        f"lines {first} and {second} have the same custom_id {name!r}" for name, first, second in repeated
-    ]
+    said = [f"lines {first} and {last} have the same custom_id {name!r}" for name, first, last in repeated]
     for line in (*said, *([f"so have {more} more lines and earlier ones"] if more > 0 else [])):
         print(f"winnow: warning: {line}", file=sys.stderr)
     identity = _identity(prompts, options, defaults)
     if namespace.context_field is not None:
         identity |= {"context_field": namespace.context_field}
     shard = Shard.parse(namespace.shard)
-    if shard != WHOLE:
+    if shard != Shard():
         identity |= {SHARD: str(shard)}
     output = None if str(namespace.output) == STANDARD else namespace.output
     checkpoint = None
@@ -176,17 +174,8 @@ def _check(
         if checkpoint.notes:
             notes = f"under other options, which change no answer: {'; '.join(checkpoint.notes)}"
             print(f"winnow: resuming {output} {notes}", file=sys.stderr)
-    return _Plan(
-        prompts,
-        shard,
-        output,
-        options,
-        defaults,
-        identity,
-        checkpoint,
-        namespace.progress,
-        namespace.context_field,
-    )
+    shown = namespace.progress, namespace.context_field
+    return _Plan(prompts, shard, output, options, defaults, identity, checkpoint, *shown)
 
 
 @contextmanager

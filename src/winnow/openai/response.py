@@ -88,10 +88,7 @@ def usage_object(
         kept = round(sum(each.mean_kept for each in known))
         found["kv"] = {"kept": kept, "total": sum(each.num_tokens for each in known)}
         if known[-1].checked_answers:
-            found["kv"] |= {
-                "checked_answers": known[-1].checked_answers,
-                "equal_answers": known[-1].equal_answers,
-            }
+            found["kv"] |= {name: getattr(known[-1], name) for name in ("checked_answers", "equal_answers")}
     details = dict(cached)
     if details.pop("outgrown", 0):  # the conversation, its session_memory
         found["kv"] = {**found.get("kv", {}), "session": "outgrown"}
@@ -106,11 +103,9 @@ def usage_object(
 
 def cached_tokens(output: RequestOutput) -> Counter[str]:
     """Return tokens of a prompt that were not computed, and of documents that stand elsewhere those that were."""
-    found = Counter(cached_tokens=output.num_cached_tokens)
+    found = Counter(cached_tokens=output.num_cached_tokens, outgrown=int(output.outgrown))
     if output.num_reused_tokens or output.num_repaired_tokens:
         found.update(reused_tokens=output.num_reused_tokens, repaired_tokens=output.num_repaired_tokens)
-    if output.outgrown:
-        found["outgrown"] = 1
     return found
 
 

@@ -75,9 +75,7 @@ class BodyForm(Form):
         min_length=1,
         max_length=MAX_SESSION_NAME,
     )
-    session_memory: int | str | None = said(
-        "bytes, such as 64MiB, beyond which its oldest turns are compressed"
-    )
+    session_memory: int | str | None = said("bytes (64MiB) beyond which its oldest turns are compressed")
     release: bool | None = said("forget it when this answer has ended")
 
 

@@ -221,10 +221,8 @@ class Metrics:
             ended, text = sorted(self.finished.items()), "answers that ended, by why"
             yield _family(counter, f"{prefix}request_success", text, labels, ended, "finished_reason")
         labels = self._labels
-        text = "requests answered 503 or 429, by what was full"
-        yield _family(
-            counter, "winnow_requests_refused", text, labels, sorted(self.refused.items()), "reason"
-        )
+        text, refused = "requests answered 503 or 429, by what was full", sorted(self.refused.items())
+        yield _family(counter, "winnow_requests_refused", text, labels, refused, "reason")
         text, tiers = "conversations, by where KVs lie", stats.sessions.items()
         yield _family(gauge, "winnow_sessions", text, labels, tiers, "tier")
         text = "tokens a second with drafts (drafted) and without, by the most sequences measured together"
@@ -236,17 +234,13 @@ class Metrics:
         ]
         yield _family(gauge, "winnow_draft_tokens_per_second", text, labels, rates, "running", "kind")
         phases = [(phase, max(0.0, seconds)) for phase, seconds in sorted(stats.elapsed.items())]
-        yield _family(
-            counter, "winnow_engine_seconds", "seconds of the engine, by phase", labels, phases, "phase"
-        )
-        answers = [
+        yield _family(counter, "winnow_engine_seconds", "of the engine, by phase", labels, phases, "phase")
+        rows = [
             (tenant or "", state, count)
             for tenant, counts in by_tenant.items()
             for state, count in zip(("running", "waiting"), counts, strict=True)
         ]
-        yield _family(
-            gauge, "winnow_tenant_answers", "answers in progress", labels, answers, "tenant", "state"
-        )
+        yield _family(gauge, "winnow_tenant_answers", "answers in progress", labels, rows, "tenant", "state")
         tokens = [(*key, count) for key, count in sorted(self._by_tenant.items())]
         yield _family(counter, "winnow_tenant_tokens", "tokens served", labels, tokens, "tenant", "kind")
 

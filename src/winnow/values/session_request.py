@@ -17,7 +17,6 @@ class SessionRequest:
         memory: bytes of the device beyond which its oldest turns are compressed; None: as the engine's.
         system: tokens of the system prompt, which stays whole.
         ages: it compresses the session, and is no turn of it.
-        turn: number of turns before it, where it ages.
         release: it is the last turn: the session is forgotten when it ends.
     """
 
@@ -25,7 +24,6 @@ class SessionRequest:
     memory: int | None = None
     system: int = 0
     ages: bool = False
-    turn: int = 0
     release: bool = False
 
     def __post_init__(self) -> None:

@@ -191,20 +191,11 @@ class PrefixSharing:
         slot, rows = sequence.kv.running_slot, self._ledger.prefix_rows
         for index in range(start // size, end // size):
             # KVs that are approximate already are placed again only where nothing else is known.
-            placed = any(
-                first < (index + 1) * size and last > index * size for first, last in sequence.reused
-            )
+            placed = any(first < (index + 1) * size and end > index * size for first, end in sequence.reused)
             resumable = keeps_state and (index + 1) * size == num_computed
             before, link = chain.key_after(index), chain.links[index]
-            rows.remember(
-                slot,
-                index,
-                *link,
-                num_computed,
-                before=before,
-                resumable=resumable,
-                root=chain.approximate_root if placed else chain.root,
-            )
+            root = chain.approximate_root if placed else chain.root
+            rows.remember(slot, index, *link, num_computed, before=before, resumable=resumable, root=root)
 
     def remember_end(self, sequence: Sequence) -> None:
         """Let later requests find the block in which a sequence ends, too."""
@@ -223,10 +214,8 @@ class PrefixSharing:
             index, key, rest = whole, chain.tail_key(token_ids), tuple(token_ids[whole * size :])
         else:
             index, (key, rest) = whole - 1, chain.links[whole - 1]
-        slot, before = sequence.kv.running_slot, chain.key_after(index)
-        self._ledger.prefix_rows.remember(
-            slot, index, key, rest, computed, before=before, resumable=end == computed
-        )
+        slot, before, rows = sequence.kv.running_slot, chain.key_after(index), self._ledger.prefix_rows
+        rows.remember(slot, index, key, rest, computed, before=before, resumable=end == computed)
 
     def until_state(self, sequence: Sequence) -> int:
         """Return how many tokens of a prompt remain until a state is to be kept. What policies keep depends on where
@@ -266,9 +255,7 @@ class PrefixSharing:
         Raises PrefixStoreError: there is no such snapshot, or the disk refuses it."""
         eviction = sequence.eviction
         if eviction is None or eviction.target >= eviction.context_len:
-            raise PrefixStoreError(
-                "eviction must leave less than all of the prompt, or there is nothing to save"
-            )
+            raise PrefixStoreError("eviction must leave less than all of the prompt, or nothing is saved")
         if not is_portable(eviction.policy):
             raise PrefixStoreError(
                 "eviction must be a policy of Winnow's own: what another keeps, another process cannot check"
@@ -284,9 +271,7 @@ class PrefixSharing:
         key, rule = chain.snapshots[eviction.context_len]
         found = self._ledger.prefixes.snapshot(key, sequence.prefix_ids[: eviction.context_len], rule)
         if found is None:
-            raise PrefixStoreError(
-                "kv_memory is too small to keep the compressed prefix beside other requests"
-            )
+            raise PrefixStoreError("kv_memory is too small to keep the prefix beside other requests")
         document = chain.document_key(sequence.prefix_ids[: eviction.context_len])
         return self._files.save(files, found, document, eviction, chain.root)
 

@@ -1,6 +1,5 @@
 """A conversation's last state, as a handle on what the prefix index holds of it."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,12 +60,3 @@ class Session:
             self.keys.append(self.chain.tail_key(self.prefix_ids))
         if self.snapshot is not None:
             self.keys = [self.snapshot]
-
-
-SessionMap = Mapping[SessionKey, Session]
-
-
-def own_keys(sessions: SessionMap, session: Session, keys: Iterable[PrefixKey]) -> tuple[PrefixKey, ...]:
-    """Return those of some keys, in order, that no other session has."""
-    others = {key for each in sessions.values() if each is not session for key in each.keys}
-    return tuple(key for key in keys if key not in others)

@@ -14,7 +14,7 @@ from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.layout import CacheLayout
 from winnow.engine.memory.chains import SessionRule
 from winnow.engine.memory.file_store import FileStore
-from winnow.engine.memory.session import Session, SessionKey, own_keys
+from winnow.engine.memory.session import Session, SessionKey
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import InvalidRequestError
@@ -98,8 +98,8 @@ class Sessions:
         if session is None and terms.ages:  # it was dropped meanwhile
             return
         session = self._sessions[key] = session or Session(terms.name, request.tenant, chain)
-        if terms.ages and session.num_turns != terms.turn:  # another turn came first
-            return
+        if terms.ages and sequence.prefix_ids[: len(session.token_ids)] != session.prefix_ids:
+            return  # another turn came first
         chain.extend(sequence.prefix_ids[:computed])
         before = set(session.keys)
         self._renew_snapshot(session, sequence, chain)
@@ -201,7 +201,8 @@ class Sessions:
 
     def _discard(self, session: Session, keys: set[PrefixKey]) -> None:
         index = self._ledger.prefixes
-        for key in filter(index.knows, own_keys(self._sessions, session, keys)):
+        others = {key for each in self._sessions.values() if each is not session for key in each.keys}
+        for key in filter(index.knows, keys - others):
             index.drop(key)
 
     def _bytes(self, session: Session) -> int:
@@ -234,12 +235,9 @@ class Sessions:
             session.outgrown = True
             self.num_outgrown += 1
             assert session.memory is not None, "else nothing is too large"
-            _log.warning(
-                "session %r has %d tokens, %s, and its turns cannot be compressed to its session_memory of %s: the "
-                "prefix cache keeps it, as long as it has room",
-                *(session.name, len(session.token_ids)),
-                *(format_bytes(self._bytes(session)), format_bytes(session.memory)),
-            )
+            has, most = format_bytes(self._bytes(session)), format_bytes(session.memory)
+            why = f"cannot be compressed to its session_memory of {most}: the prefix cache keeps it while it has room"
+            _log.warning("session %r has %s, and its turns %s", session.name, has, why)
 
     def _tier(self, session: Session) -> str:
         # The end of a prefix gives way before its front.
@@ -250,9 +248,9 @@ class Sessions:
 
     def _stats(self, session: Session) -> SessionStats:
         return SessionStats(
-            name=session.name,
-            tenant=session.tenant,
-            tier=self._tier(session),
+            session.name,
+            session.tenant,
+            self._tier(session),
             num_bytes=self._bytes(session),
             num_tokens=len(session.token_ids),
             num_turns=session.num_turns,
@@ -300,7 +298,7 @@ def aging_request(session: Session, layout: CacheLayout) -> NewRequest | None:
         context_tokens=length - 1, protect=spans,
     )  # fmt: skip
     session.whole_from = spans[-1][0]
-    terms = SessionRequest(session.name, session.memory, ages=True, turn=session.num_turns)
+    terms = SessionRequest(session.name, session.memory, ages=True)
     return NewRequest(
         f"session-{session.tenant or ''}-{session.name}-{session.num_turns}", None, session.token_ids.tolist(), params,
         _PRIORITY, session.tenant, final_only=True, session=terms, images=session.images,

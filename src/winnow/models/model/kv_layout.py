@@ -50,9 +50,7 @@ def configured_layout(
     if latent:
         codec = _of_latents(codec, tier)
     sizes = num_layers, num_kv_heads, head_dim, config.block_size
-    layout = CacheLayout.even(
-        *sizes, codec, num_accumulators, windows, chunk, tier, shapes, values_in_keys=latent
-    )
+    layout = CacheLayout.even(*sizes, codec, num_accumulators, windows, chunk, tier, shapes, latent)
     for each in layout.kinds:
         _ = each.form
     return replace(layout, state_bytes=state_bytes)
