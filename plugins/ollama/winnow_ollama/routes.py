@@ -13,7 +13,7 @@ from winnow.openai.errors import ApiError
 from winnow.openai.request import Endpoint, read_body
 from winnow.openai.response import ChunkStream, compact_json
 from winnow.server.endpoints.completions import StrictResponse, write
-from winnow.server.forms import add_route, check_body
+from winnow.server.forms import add_route
 from winnow.server.http import read_json
 from winnow.server.request_stream import RequestStream
 from winnow.server.service import Service
@@ -46,8 +46,8 @@ def add_ollama_routes(app: FastAPI, service: Service) -> None:
     async def show(request: Request) -> Response:
         """Describe the model, in the form of Ollama's API."""
         body = await read_json(request)
-        check_body("/api/show", body)
-        service.check_model(body.get("model") or body.get("name"), strict=True)
+        name = body.get("model") or body.get("name")
+        service.check_model(None if name is None else str(name), strict=True)
         template = str(getattr(service.llm.tokenizer, "chat_template", None) or "")
         marks = {"tools": "tools", "thinking": "thinking"}
         return StrictResponse(

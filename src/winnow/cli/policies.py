@@ -3,20 +3,16 @@
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from winnow.errors import UsageError, known_names
 from winnow.eviction import PRESETS, Preset
-from winnow.eviction.describe import PARTS, brief_policy, first_line, full_preset
+from winnow.eviction.describe import PARTS, brief_policy, full_preset
 from winnow.known_accuracy import PAGE, record, share_range
-from winnow.values.json_values import json_value
 
 KNOWN_MODEL = "SmolLM2-135M-Instruct"
 NOTES: Mapping[str, tuple[str, str, str]] = {
@@ -24,7 +20,7 @@ NOTES: Mapping[str, tuple[str, str, str]] = {
     "winnow": ("one of the next that suits", "as that", "-"),
     "winnow-seen": ("questions at the end", "next to nothing", "the question seen"),
     "winnow-sentence": ("as winnow-seen, few rows", "next to nothing", "the question seen"),
-    "winnow-seen-pd": ("the same, prompts beyond memory", "next to nothing", "the question seen"),
+    "winnow-seen-pd": ("the same, longer prompts", "next to nothing", "the question seen"),
     "winnow-keys": ("a document, asked often", "next to nothing", "-"),
     "winnow-keys-pd": ("prompts beyond memory", "next to nothing", "-"),
     "kvzip-keys": ("as winnow-keys, at 16x", "1.6 prefills", "room for it twice"),
@@ -134,35 +130,11 @@ def _table() -> Table:
     return table
 
 
-def _pages(name: str, preset: Preset) -> Iterator[Any]:
+def _pages(name: str, preset: Preset) -> Iterator[Text]:
     yield Text.assemble((name, "bold"), f": {preset.paper}")
     if name in NOTES:
         known = known_shares(name)
         yield Text("for {}; costs: {}; needs: {}; on a real model: {}".format(*NOTES[name], known))
     if preset.kv_budget is not None:
         yield Text(f"{preset.kv_budget} KVs per row where the user names no budget")
-    for part in PARTS:
-        yield Text()
-        yield from _part(part, getattr(preset.policy, part), indent=0)
-    yield Text()
-    for field in fields(preset.policy):
-        chosen = getattr(preset.policy, field.name)
-        if field.name not in PARTS and is_dataclass(chosen):
-            yield from _part(field.name, chosen, indent=0)
-        elif field.name not in PARTS:
-            yield _line(field.name, str(json_value(chosen)), indent=0)
-
-
-def _part(label: str, value: Any, indent: int) -> Iterator[Any]:
-    yield _line(label, type(value).__name__, indent, style="bold")
-    yield Padding(Text(first_line(value), style="dim"), (0, 0, 0, indent + 2))
-    for field in fields(value):
-        chosen = getattr(value, field.name)
-        if is_dataclass(chosen):
-            yield from _part(field.name, chosen, indent + 2)
-        else:
-            yield _line(field.name, str(json_value(chosen)), indent + 2)
-
-
-def _line(label: str, value: str, indent: int, style: str = "") -> Text:
-    return Text.assemble(" " * indent, f"{label:<24}"[: max(24 - indent, len(label) + 1)], (value, style))
+    yield Text(json.dumps(full_preset(name, preset), indent=2))

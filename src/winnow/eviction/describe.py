@@ -1,6 +1,5 @@
 """Descriptions of policies in words, from their dataclasses."""
 
-import inspect
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -49,13 +48,6 @@ def full_preset(name: str, preset: Preset) -> dict[str, Any]:
     policy = json_value(preset.policy)
     del policy["class"]
     return {"name": name, "paper": preset.paper, "kv_budget": preset.kv_budget} | policy
-
-
-def first_line(value: Any) -> str:
-    """Return the first line of the docstring of `value`'s class; empty if it has none."""
-    name, text = type(value).__name__, inspect.getdoc(type(value)) or ""
-    # A dataclass without a docstring has its signature as one.
-    return "" if text.startswith(f"{name}(") else text.partition("\n")[0]
 
 
 def _default(field: "Field[Any]") -> Any:

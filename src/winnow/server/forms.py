@@ -144,32 +144,6 @@ class AnthropicForm(AnthropicPromptForm):
     metadata: Object | None = said("user_id")
 
 
-class OllamaForm(BaseModel):
-    model: str | None = None
-    options: Object | None = said("sampling parameters under Ollama's names, num_predict, num_ctx, stop")
-    format: Literal["", "json"] | Object | None = said("json, or a schema")
-    think: bool | Literal["low", "medium", "high"] | None = None
-    stream: bool | None = None
-    keep_alive: float | str | None = said("without effect: the model stays")
-
-
-class OllamaChatForm(OllamaForm):
-    messages: list[Object] = Field(description="of role and content, with images in Base64 and tool_calls")
-    tools: Tools | None = None
-
-
-class OllamaGenerateForm(OllamaForm):
-    prompt: str
-    system: str | None = None
-    images: list[str] | None = None
-    raw: bool | None = said("no chat template")
-
-
-class OllamaShowForm(BaseModel):
-    model: str | None = None
-    name: str | None = None
-
-
 class TokenizeForm(Form):
     model: str | None = None
     prompt: str | None = None
@@ -227,9 +201,6 @@ FORMS: dict[str, type[BaseModel]] = {
     "/v1/responses": _with_parameters(ResponsesForm, "temperature", "top_p"),
     "/v1/messages": _with_parameters(AnthropicForm, "temperature", "top_p", "top_k"),
     "/v1/messages/count_tokens": AnthropicPromptForm,
-    "/api/chat": OllamaChatForm,
-    "/api/generate": OllamaGenerateForm,
-    "/api/show": OllamaShowForm,
     "/tokenize": TokenizeForm,
     "/detokenize": DetokenizeForm,
     FILES: FileForm,
