@@ -49,7 +49,7 @@ WINNOW_DECLARE(generic)
 namespace avx2 { extern const BlockProducts block_products; }
 namespace avx512_vnni { extern const BlockProducts block_products; }
 namespace avx512 { using avx2::block_products; }
-namespace avx512_bf16 { using avx512_vnni::block_products; }
+namespace avx512_bf16 { using avx2::block_products; }
 WINNOW_DECLARE(avx2)
 WINNOW_DECLARE(avx512)
 WINNOW_DECLARE(avx512_bf16)
@@ -222,14 +222,14 @@ const Level<Kernels> LEVELS[] = {
 const Level<BlockProducts> BLOCK_LEVELS[] = {
     {"generic", &generic::block_products, [] { return true; }},
 #ifdef WINNOW_X86
+#ifdef WINNOW_HAS_EMULATED_TILES
+    {"amx_emulated", &amx_emulated::block_products, has_avx512_bf16},
+#endif
+    {"avx512_vnni", &avx512_vnni::block_products, has_avx512_vnni},  // faster where activations are float32, and for Q8_0
     {"avx2", &avx2::block_products, has_avx2},
 #ifdef WINNOW_AVX_VNNI
     {"avx2_vnni", &avx2_vnni::block_products, has_avx2_vnni},
 #endif
-#ifdef WINNOW_HAS_EMULATED_TILES
-    {"amx_emulated", &amx_emulated::block_products, has_avx512_bf16},
-#endif
-    {"avx512_vnni", &avx512_vnni::block_products, has_avx512_vnni},
 #endif
 #ifdef WINNOW_AMX
     {"amx", &amx::block_products, has_amx},

@@ -42,8 +42,8 @@ def study(options: Options) -> Result:
     rows: list[dict[str, float | str]] = []
     for _ in range(options.rounds):
         for name, python in pythons.items():
-            words = [python, script, name, options.model, str(options.threads), str(options.prompt)]
-            made = subprocess.run(words, capture_output=True, text=True, check=True).stdout  # noqa: S603
+            words = map(str, (python, script, name, options.model, options.threads, options.prompt))
+            made = subprocess.run([*words], capture_output=True, text=True, check=True).stdout  # noqa: S603
             rows.append({"engine": name} | json.loads(made.splitlines()[-1]))
     of = {key: {n: [float(r[key]) for r in rows if r["engine"] == n] for n in pythons} for key in COLUMNS}
     lines = [
