@@ -81,10 +81,10 @@ class GgufVision(GgufFile):
 
     def _id(self, *texts: str) -> int:
         tokens = self._values["tokenizer.ggml.tokens"]
-        found = next((text for text in texts if text in tokens), None)
-        if found is None:
-            raise cannot_load(self.path, f"its tokens lack {texts[0]}, which stands for pictures")
-        return int(tokens.index(found))
+        for text in texts:
+            if text in tokens:
+                return int(tokens.index(text))
+        raise cannot_load(self.path, f"its tokens lack {texts[0]}, which stands for pictures")
 
     def config_values(self) -> dict[str, Any]:
         self._text = text = super().config_values()
@@ -95,19 +95,25 @@ class GgufVision(GgufFile):
             depth: self._said("block_count"), heads: self._said("attention.head_count"),
             "patch_size": self._said("patch_size"),
         }  # fmt: skip
-        tied = text["tie_word_embeddings"]
-        values = {"model_type": self._type, "vision_config": vision, "tie_word_embeddings": tied}
+        values: dict[str, Any] = {"model_type": self._type, "vision_config": vision, "text_config": text}
+        values["tie_word_embeddings"] = text["tie_word_embeddings"]
+        # A vocabulary may end before the token that stands for a part of a picture; any that texts lack will do.
+        names: tuple[tuple[str, ...], ...]
+        names = (
+            ("image", "<image_soft_token>", "<unused0>"),
+            ("boi", "<start_of_image>"),
+            ("eoi", "<end_of_image>"),
+        )
+        if not gemma:
+            names = tuple((name, f"<|{name}_pad|>") for name in ("image", "video"))
+            names += tuple((name, f"<|{name}|>") for name in ("vision_start", "vision_end"))
+        values |= {f"{name}_token_id": self._id(*texts) for name, *texts in names}
         if gemma:
             eps = self._said("attention.layer_norm_epsilon")
             more = {"image_size": self._said("image_size"), "layer_norm_eps": eps, "vision_use_head": False}
             vision |= {"model_type": "siglip_vision_model", **more}
             side = vision["image_size"] // vision["patch_size"] // self._said("projector.scale_factor", 4)
-            values["mm_tokens_per_image"] = side**2
-            # A vocabulary may end before the token that stands for a part of a picture; any that texts lack will do.
-            values["image_token_id"] = self._id("<image_soft_token>", "<unused0>")
-            values["boi_token_id"] = self._id("<start_of_image>")
-            values["eoi_token_id"] = self._id("<end_of_image>")
-            return values | {"text_config": text}
+            return values | {"mm_tokens_per_image": side**2}
         sections = self._values.get(f"{self.header.architecture}.rope.dimension_sections") or (16, 24, 24)
         rope = {"rope_type": "default", "rope_theta": text["rope_theta"], "mrope_section": [*sections[:3]]}
         if text.pop("rope_scaling", None):
@@ -123,10 +129,6 @@ class GgufVision(GgufFile):
             vision["num_position_embeddings"] = self._of["v.position_embd.weight"].shape[0]
             deep = self._said("is_deepstack_layers", [])
             vision["deepstack_visual_indexes"] = [index for index, own in enumerate(deep) if own]
-        for name in ("image", "video"):
-            values[f"{name}_token_id"] = self._id(f"<|{name}_pad|>")
-        for name in ("vision_start", "vision_end"):
-            values[f"{name}_token_id"] = self._id(f"<|{name}|>")
         return values | {"text_config": text | {"model_type": f"{self._type}_text", "rope_parameters": rope}}
 
     def check_config(self, config: "PretrainedConfig") -> None:
@@ -139,18 +141,13 @@ class GgufVision(GgufFile):
             yield self._kept
 
     def weights(self) -> dict[str, Any]:
-        from transformers import (
-            AutoModelForCausalLM,
-            AutoModelForImageTextToText,
-            modeling_gguf_pytorch_utils,
-        )
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+        import transformers
 
         with torch.device("meta"):
-            config = CONFIG_MAPPING[self._text["model_type"]].from_dict(self._text)
-            text = AutoModelForCausalLM.from_config(config)
-            whole = AutoModelForImageTextToText.from_config(self._config)
-        load = modeling_gguf_pytorch_utils.load_gguf_checkpoint
+            config = transformers.CONFIG_MAPPING[self._text["model_type"]].from_dict(self._text)
+            text = transformers.AutoModelForCausalLM.from_config(config)
+            whole = transformers.AutoModelForImageTextToText.from_config(self._config)
+        load = transformers.modeling_gguf_pytorch_utils.load_gguf_checkpoint
         read = load(self._file, return_tensors=True, model_to_load=text, torch_dtype=torch.float32)
         found = read["tensors"]
         for tensors in (found, self._kept):
@@ -191,8 +188,6 @@ class GgufVision(GgufFile):
             if "deepstack_merger_list" in stem:
                 index, part = stem.split(".")[-2:]
                 theirs = f"v.deepstack.{deep[int(index)]}.{part.removeprefix('linear_')}"
-            if theirs is None:
-                raise cannot_load(self._tower.path, f"no tensor of its kind goes by {own}")
             theirs = f"{theirs}.{end}"
             if "attn_qkv" in theirs and theirs not in self._of:
                 weight = torch.cat([take(theirs.replace("qkv", part)) for part in "qkv"])
@@ -202,9 +197,7 @@ class GgufVision(GgufFile):
                 weight = take(theirs) - (1 if stem.endswith("soft_emb_norm") else 0)
             found[own] = weight
         if left := sorted(self._of.keys() - taken):
-            raise cannot_load(
-                self._tower.path, f"nothing takes {len(left)} of its tensors, such as {left[0]}"
-            )
+            raise cannot_load(self._tower.path, f"nothing takes {len(left)} tensors, such as {left[0]}")
         return found
 
     def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
