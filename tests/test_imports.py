@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "winnow"
 # From the ground up. A part imports itself and what stands on lines before its own; parts on one line do not import
 # each other. A part that is listed need not be there yet.
 LAYERS = [
-    ["errors", "_native", "lazy", "known_accuracy"],
+    ["errors", "_native", "lazy", "known_accuracy", "version"],
     ["extras"],
     ["values", "metrics"],
     ["native", "vllm.names", "messages"],
@@ -72,7 +72,7 @@ def part_of(path: Path) -> str:
 
 
 def imported_parts(path: Path) -> set[str]:
-    return {part(name) for name in imports(path)} - {"__version__"}
+    return {part(name) for name in imports(path)}
 
 
 FLOORS = ("model", "bind", "fast", "load")

@@ -1,9 +1,9 @@
 """Winnow runs large language models on little memory."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from winnow.lazy import lazy_exports
+from winnow.version import __version__ as __version__
 from winnow.vllm.modules import VllmModules, absent
 
 if TYPE_CHECKING:
@@ -35,9 +35,3 @@ VllmModules.install()
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
-
-try:
-    __version__ = version("winnow-llm")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"

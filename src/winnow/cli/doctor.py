@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, requires
 
-from winnow import __version__, native
+from winnow import native
 from winnow.process.resources import available_cpus, host_memory
 from winnow.report.provenance import Machine, commit
 from winnow.values.units import format_bytes
+from winnow.version import __version__
 
 DESCRIPTION = """\
 Print what a report of a fault needs: versions, the machine, kernels, caches and settings of the environment.

@@ -15,13 +15,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from winnow import __version__
 from winnow.engine.counters import Occupancy
 from winnow.openai.response import event
 from winnow.outputs import EngineStats, SessionStats
 from winnow.process.resources import resident_bytes
 from winnow.server.http import EventStream
 from winnow.server.service import Service
+from winnow.version import __version__
 
 _SCRIPTS = ("marked-18.2.1.umd.js", "dompurify-3.5.0.min.js", "chat.js", "dashboard.js")
 PAGES = {

@@ -8,7 +8,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from winnow import __version__
 from winnow.openai.errors import SHUTTING_DOWN, UNHEALTHY, ApiError, invalid
 from winnow.openai.request import Endpoint, read_messages, take_text
 from winnow.openai.tools import read_template_options, read_tools
@@ -21,6 +20,7 @@ from winnow.server.forms import add_route, check_body
 from winnow.server.http import error_response, read_json, read_turn
 from winnow.server.service import Service
 from winnow.values.json_values import json_kind
+from winnow.version import __version__
 
 
 def add_routes(app: FastAPI, service: Service) -> None:

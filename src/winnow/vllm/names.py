@@ -398,6 +398,5 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "usage": {},
     "usage.usage_lib": {"UsageContext": _HERE},
     "logger": {"init_logger": _HERE},
-    "version": {"__version__": "winnow"},
 }
 """Modules of the package `vllm` -> the names in each that scripts import, and where they are here."""
