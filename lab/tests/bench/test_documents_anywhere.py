@@ -12,15 +12,16 @@ DEMO = str(Path(__file__).parents[3] / "src/winnow/models/demo")
 
 
 def test_each_passage_stands_in_as_many_prompts_and_few_are_computed() -> None:
-    options = Options(model=DEMO, questions=5, documents=3, shares=(0.2,), tokens=150)
+    options = Options(model=DEMO, questions=5, documents=3, shares=(0.2,), compression=(2.0,), tokens=150)
     shown = Counter(
         part.text for asked in job(options) for part in asked.prompt if isinstance(part, Document)
     )
     assert set(shown.values()) == {3}
-    whole, reused = study(options).numbers.values()
+    whole, reused, packed = study(options).numbers.values()
     assert whole["reused"] == whole["repaired"] == 0
     assert 0.3 * reused["tokens"] < reused["reused"] < reused["tokens"]
     assert 0 < reused["repaired"] < reused["reused"]
+    assert packed["reused"] > 0.7 * packed["tokens"] and packed["repaired"] == 0 < packed["disk"]
     halves = job(replace(options, halves=True))[0].prompt
     assert len([part for part in halves if isinstance(part, Document)]) == 6
 

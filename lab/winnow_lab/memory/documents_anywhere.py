@@ -6,7 +6,7 @@ Passages and questions are those of FILE, of SQuAD's form, as XQuAD's are; witho
 facts in each, of which one is asked for. A job asks each question of several passages, its own among them, each passage
 in as many prompts, at places drawn anew. It is run with the prefix cache alone, and with documents reused at
 several shares (`reuse_share`), one request after the other; each is asked once more for the nats of the right answer,
-which is forced. With --ahead passages are computed before, as `winnow documents add` does. With --halves each passage
+which is forced. With --compression passages are compressed before, each alone, by keys. With --halves each passage
 is two documents, one behind the other, so that what the second says follows from the first. With --session the job is
 an agent's: each question is answered from the text that a tool returns, and of older texts all but the last --keep are
 cleared, so that what stands behind them moves. Processor seconds stand beside those of the clock, which a busy machine
@@ -23,9 +23,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 from winnow import LLM, Document, RequestOutput, SamplingParams
+from winnow.values.reuse import LIBRARY, LIBRARY_FOLDER
 from winnow_lab.evaluate.demo_tasks import Haystack
 from winnow_lab.evaluate.likelihood import read_likelihood
 from winnow_lab.evaluate.tasks.files import shipped_sentences
@@ -48,7 +50,7 @@ class Options(RealModelOptions):
     )
     least: int = flag(0, "characters of a passage", least=0)
     tokens: int = flag(300, "of a passage, its question and answer, without FILE; about", least=100)
-    ahead: bool = flag(False, "compute the passages before")
+    compression: tuple[float, ...] = flag((), "of passages that are compressed before", least=1)
     halves: bool = flag(False, "cut each passage in two documents")
     session: bool = flag(False, "an agent's session, from which old texts leave")
     keep: int = flag(6, "texts of a session that stay", least=1)
@@ -111,7 +113,8 @@ def job(options: Options) -> list[Asked]:
         rng.shuffle(shown)
         parts = [part for each in shown for part in (_halves(each) if options.halves else [each])]
         ending = f"{own.question}<|im_end|>\n<|im_start|>assistant\n{own.begun}"
-        asked.append(Asked([_HEAD, *(Document(f"{part}\n\n") for part in parts), ending], own))
+        between: list[str | Document] = [each for part in parts for each in (Document(part), "\n\n")]
+        asked.append(Asked([_HEAD, *between, ending], own))
     return asked
 
 
@@ -138,19 +141,33 @@ def _session(passages: Sequence[Passage], keep: int) -> list[Asked]:
     return turns
 
 
-def measure(options: Options, asked: Sequence[Asked], reuse: dict[str, Any]) -> dict[str, Any]:
+def _compress(engine: dict[str, Any], asked: Sequence[Asked], compression: float) -> Path:
+    """Save what keys alone leave of each passage, as `winnow documents add --compression` does. Returns the folder."""
+    out = Path(mkdtemp(), LIBRARY_FOLDER)
+    out.mkdir()
+    with LLM(**engine, kv_floor=1) as llm:
+        head = (0, len(llm.tokenize(_HEAD).token_ids))
+        kept = SamplingParams(eviction="winnow-keys", compression=compression, protect=(head,))
+        for part in {part for each in asked for part in each.prompt if isinstance(part, Document)}:
+            prompt: list[str | Document] = [_HEAD, part]
+            llm.save_prefix(prompt, out, kept, tenant=LIBRARY)
+    return out.parent
+
+
+def measure(
+    options: Options, asked: Sequence[Asked], reuse: dict[str, Any], compression: float = 0
+) -> dict[str, Any]:
     engine: dict[str, Any] = {"model": options.model, "kv_memory": "2GiB", "threads": options.threads or None}
     row: dict[str, Any] = {"first": [], "right": [], "nats": [], "job": 0.0, "processor": 0.0}
     free = SamplingParams(temperature=0.0, max_tokens=16, stop=["\n", "<|im_end|>"])
     outputs = []
+    if compression:
+        engine["documents"] = _compress(engine, asked, compression)
+        files = Path(engine["documents"], LIBRARY_FOLDER).iterdir()
+        row["disk"] = sum(path.stat().st_size for path in files)
     with LLM(**engine, **reuse) as llm:
         llm.generate([[1] * 64], SamplingParams(max_tokens=4))  # what the first steps alone do
         llm.reset_prefix_cache()
-        if options.ahead and reuse:
-            known = {part for each in asked for part in each.prompt if isinstance(part, Document)}
-            heads: list[list[str | Document]] = [[_HEAD, part] for part in known]
-            for head in heads:
-                llm.generate([head], SamplingParams(max_tokens=1, reuse="exact"), use_tqdm=False)
         for each in asked:
             start, cpu = time.perf_counter(), time.process_time()
             [output] = llm.generate([each.prompt], free, use_tqdm=False)
@@ -184,6 +201,8 @@ def study(options: Options) -> Result:
     reuse = "anywhere" if options.session else "documents"
     for share in options.shares:
         rows[f"{reuse}, {share:.0%}"] = measure(options, asked, {"reuse": reuse, "reuse_share": share})
+    for compression in options.compression:
+        rows[f"compressed {compression:g}x"] = measure(options, asked, {}, compression)
     base = rows["prefix cache"]
     later = options.keep if options.session else 0  # before, nothing was cleared
 
