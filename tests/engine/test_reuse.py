@@ -296,7 +296,12 @@ def test_compressed_documents_are_turned_to_where_they_stand(
         monkeypatch.setattr(ModelRotation, "turn", lambda self, layer, keys, difference: keys)
         llm.reset_prefix_cache()
         assert distance(llm, alone) > 0.1
-    options |= {"kv_memory": "400KiB", "max_model_len": 256, "kv_offloading_size": "1MiB"}
+    options |= {
+        "kv_memory": "400KiB",
+        "max_model_len": 256,
+        "kv_offloading_size": "1MiB",
+        "prefill_chunk": None,
+    }
     monkeypatch.undo()
     with open_llm(by_tokens, 0.0, **options) as llm:
         found = ask_all(llm, [[0, 1, 2], [2, 1, 0], [1, 3, 0], [2, 0]] * 2, 2, max_tokens=60)

@@ -86,6 +86,12 @@ class SpanReuse:
             kv.num_computed = kv.last_round = run.end
             self.count(sequence, run.end - run.start, 0)
 
+    def until_packed(self, sequence: Sequence) -> int:
+        """Return how many tokens remain until a compressed document, or all that do."""
+        computed = sequence.kv.num_computed
+        ahead = (run.start - computed for run in sequence.packed if run.start > computed)
+        return next(ahead, sequence.num_to_compute)
+
     def begin(self, sequence: Sequence) -> None:
         """Keep what a sequence, which has just got its slot, computes behind its first run from those who ask for exact
         prefixes."""
@@ -120,8 +126,6 @@ class SpanReuse:
     def stretch(self, sequence: Sequence, start: int, most: int) -> int:
         """Return how many tokens from `start` on take as long as `most` that are all computed."""
         left, at = float(most), start
-        if (ahead := [run.start for run in sequence.packed if run.start > start]) and not sequence.runs:
-            return min(most, ahead[0] - start)
         for run in sequence.runs:
             if run.end <= at or left <= 0:
                 continue

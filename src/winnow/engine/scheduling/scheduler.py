@@ -269,9 +269,10 @@ class Scheduler:
             most = min(budget, chunk)
         elif budget == self._config.max_num_batched_tokens:
             most = wanted  # whole prompts: one that is larger than any budget goes alone
-        if sequence.runs or sequence.packed:
+        if sequence.runs:
             most = self.memory.spans.stretch(sequence, start, most)
-        wanted = min(wanted, self.memory.prefixes.until_state(sequence))
+        spans, prefixes = self.memory.spans, self.memory.prefixes
+        wanted = min(wanted, prefixes.until_state(sequence), spans.until_packed(sequence))
         if sequence.forks:
             wanted = min(wanted, sequence.request.fork_at - start)
         if (eviction := sequence.eviction) is not None:
