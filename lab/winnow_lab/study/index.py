@@ -120,7 +120,7 @@ memory.block_sizes: Blocks by size: waste, speed and accuracy
 memory.stack: What does each way to hold KVs add?
     stack.md: 29 times the sequences and 3.2 times contiguous rows' rate
 memory.documents_anywhere: What does it save that documents stand anywhere in later prompts?
-    documents_anywhere.md: 15 % computed again: first token 3.9 times sooner, 0.13 nats
+    documents_anywhere.md: 15 % again: first token 4.2 times sooner, as many right
     documents_anywhere.json: numbers of that page
 memory.prefixes: What does the prefix cache save?
     prefixes.json: 64 prompts 9 times faster
