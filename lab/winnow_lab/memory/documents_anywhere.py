@@ -13,7 +13,6 @@ cleared, so that what stands behind them moves. Processor seconds stand beside t
 spoils. Greedy.
 """
 
-import gzip
 import json
 import random
 import sys
@@ -26,7 +25,7 @@ from statistics import median
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
-from winnow import LLM, Document, RequestOutput, SamplingParams
+from winnow import LLM, Document, SamplingParams
 from winnow.values.reuse import LIBRARY, LIBRARY_FOLDER
 from winnow_lab.evaluate.demo_tasks import Haystack
 from winnow_lab.evaluate.likelihood import read_likelihood
@@ -36,13 +35,13 @@ from winnow_lab.evaluate.tasks.task import TaskSettings
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import RealModelOptions, Result, flag, run_study
 
+# Written as SmolLM2, Qwen and others read a conversation.
 _HEAD = "<|im_start|>user\nAnswer the question with a few words from the documents.\n\n"
-"""Written as SmolLM2, Qwen and others read a conversation."""
 
 
 @dataclass(frozen=True)
 class Options(RealModelOptions):
-    file: str = flag("", "SQuAD's JSON, gzipped or not", positional=True)
+    file: str = flag("", "SQuAD's JSON", positional=True)
     questions: int = flag(60, least=2)
     documents: int = flag(6, "of a prompt", least=2)
     shares: tuple[float, ...] = flag(
@@ -62,8 +61,7 @@ class Passage(NamedTuple):
     text: str
     question: str
     answers: list[str]
-    begun: str = ""
-    """What an answer begins with, which the model is given."""
+    begun: str = ""  # what an answer begins with, which the model is given
 
 
 class Asked(NamedTuple):
@@ -85,13 +83,11 @@ def _passages(options: Options) -> Iterator[Passage]:
             first = sample.questions[0]
             yield Passage(sample.context, first.text.strip(), list(first.references), first.prefix.strip())
         return
-    path = Path(options.file)
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        for article in json.load(file)["data"]:
-            for paragraph in article["paragraphs"]:
-                for asked in paragraph["qas"]:
-                    answers = [each["text"] for each in asked["answers"]]
-                    yield Passage(paragraph["context"], asked["question"], answers)
+    for article in json.loads(Path(options.file).read_text())["data"]:
+        for paragraph in article["paragraphs"]:
+            for asked in paragraph["qas"]:
+                answers = [each["text"] for each in asked["answers"]]
+                yield Passage(paragraph["context"], asked["question"], answers)
 
 
 def job(options: Options) -> list[Asked]:
@@ -163,8 +159,7 @@ def measure(
     outputs = []
     if compression:
         engine["documents"] = _compress(engine, asked, compression)
-        files = Path(engine["documents"], LIBRARY_FOLDER).iterdir()
-        row["disk"] = sum(path.stat().st_size for path in files)
+        row["disk"] = sum(path.stat().st_size for path in engine["documents"].rglob("*.safetensors"))
     with LLM(**engine, **reuse) as llm:
         llm.generate([[1] * 64], SamplingParams(max_tokens=4))  # what the first steps alone do
         llm.reset_prefix_cache()
@@ -174,7 +169,8 @@ def measure(
             row["job"] += time.perf_counter() - start
             row["processor"] += time.process_time() - cpu
             row["first"].append(output.metrics.time_to_first_token or 0.0)
-            row["right"].append(_is_right(output, each))
+            text = output.outputs[0].text.lower()
+            row["right"].append(any(known.lower() in text for known in each.passage.answers))
             outputs.append(output)
             # Once more, behind the same KVs, which the prefix cache has by now.
             answer = f"{' ' if each.passage.begun else ''}{each.passage.answers[0]}"
@@ -182,17 +178,9 @@ def measure(
             params = SamplingParams(temperature=0.0, max_tokens=len(forced), forced_tokens=forced, logprobs=0)
             [output] = llm.generate([each.prompt], params, use_tqdm=False)
             row["nats"].append(-read_likelihood(output.outputs[0], len(forced)).total / len(forced))
-    return row | {
-        "tokens": sum(len(output.prompt_token_ids) for output in outputs),
-        "cached": sum(output.num_cached_tokens for output in outputs),
-        "reused": sum(output.num_reused_tokens for output in outputs),
-        "repaired": sum(output.num_repaired_tokens for output in outputs),
-    }
-
-
-def _is_right(output: RequestOutput, asked: Asked) -> bool:
-    text = output.outputs[0].text.lower()
-    return any(answer.lower() in text for answer in asked.passage.answers)
+    for name in ("cached", "reused", "repaired"):
+        row[name] = sum(getattr(output, f"num_{name}_tokens") for output in outputs)
+    return row | {"tokens": sum(len(output.prompt_token_ids) for output in outputs)}
 
 
 def study(options: Options) -> Result:
@@ -211,6 +199,9 @@ def study(options: Options) -> Result:
             ours / own for ours, own in zip(base["first"][later:], row["first"][later:], strict=True)
         )
 
+    def turned(row: dict[str, Any], was: bool) -> int:
+        return list(zip(base["right"], row["right"], strict=True)).count((was, not was))
+
     columns = {
         "first token, s": lambda row: f"{median(row['first'][later:]):.2f}",
         "sooner": lambda row: f"{sooner(row):.2f}x",
@@ -218,15 +209,15 @@ def study(options: Options) -> Result:
         "processor s": lambda row: f"{row['processor']:.1f}",
         "less": lambda row: f"{base['processor'] / row['processor']:.2f}x",
         "right": lambda row: f"{sum(row['right']) / len(asked):.0%}",
-        "lost, won": lambda row: _turned(base["right"], row["right"]),
+        "lost, won": lambda row: f"{turned(row, True)}, {turned(row, False)}",
         "nats": lambda row: f"{sum(row['nats']) / len(asked):.2f}",
         "reused": lambda row: f"{row['reused'] / row['tokens']:.0%}",
         "again": lambda row: f"{row['repaired'] / row['tokens']:.0%}",
     }
-    length = f"{base['tokens'] / len(asked):.0f} tokens a prompt"
-    title = f"{len(asked)} questions of {options.documents} passages each, {length}"
+    title = f"{len(asked)} questions of {options.documents} passages each"
     if options.session:
-        title = f"{len(asked)} turns of a session that shows {options.keep} texts, {length}"
+        title = f"{len(asked)} turns of a session that shows {options.keep} texts"
+    title += f", {base['tokens'] / len(asked):.0f} tokens a prompt"
     notes = (
         "first token: the median; sooner: the median of each prompt's ratio, of a session from the turn on that "
         "clears the first text. lost, won: answers right with the prefix cache alone, and with reuse alone. nats: of "
@@ -235,11 +226,6 @@ def study(options: Options) -> Result:
     return Result(
         "Documents that stand anywhere", [TextTable.of(title, "", rows, columns)], notes=notes, numbers=rows
     )
-
-
-def _turned(before: Sequence[bool], after: Sequence[bool]) -> str:
-    pairs = list(zip(before, after, strict=True))
-    return f"{pairs.count((True, False))}, {pairs.count((False, True))}"
 
 
 if __name__ == "__main__":

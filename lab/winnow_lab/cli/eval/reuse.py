@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from winnow.cli.flags.engine import open_llm
 from winnow.config import PREFIX_DISK
@@ -15,10 +15,6 @@ from winnow.values.reuse import ANYWHERE, EXACT
 from winnow_lab.report.tables import TextTable, console, print_tables
 from winnow_lab.study import EngineFlags, flag
 from winnow_lab.study.options import options_of
-
-if TYPE_CHECKING:
-    from winnow.chat import TokenizedPrompt
-    from winnow.llm import LLM
 
 SUMMARY = "your own prompts, with KVs reused that others computed"
 ARGUMENTS = "--prompts FILE "
@@ -73,7 +69,7 @@ def execute(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def compare(llm: "LLM", prompts: "Sequence[TokenizedPrompt]", most: int) -> dict[str, dict[str, Any]]:
+def compare(llm: Any, prompts: Sequence[Any], most: int) -> dict[str, dict[str, Any]]:
     """Answer prompts without reuse and with the engine's kind. Returns the figures of both, by `reuse`."""
     from winnow.sampling import SamplingParams
     from winnow_lab.evaluate.likelihood import read_likelihood
