@@ -15,7 +15,7 @@ from winnow.chat import TemplateOptions, apply_template
 from winnow.errors import InvalidRequestError
 from winnow.models.load.automatic import open_published
 
-pytest.importorskip("gguf", reason="the extra gguf is not installed")
+pytest.importorskip("gguf")
 from gguf import GGUFWriter
 from gguf_architectures import add_keys
 from tiny_gguf import add_tokenizer

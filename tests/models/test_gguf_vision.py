@@ -24,7 +24,7 @@ from winnow.config import ModelConfig
 from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.models import load_model
 
-pytest.importorskip("gguf", reason="the extra gguf is not installed")
+pytest.importorskip("gguf")
 from gguf import GGUFWriter
 from gguf_architectures import WIDTH, save, tiny
 from tiny_gguf import in_parts
