@@ -65,4 +65,6 @@ def test_compressed_documents_stand_side_by_side(tmp_path: Path, capsys: pytest.
         assert outputs[0].num_repaired_tokens == 0 and outputs[0].num_reused_tokens > 0.8 * length
         most = max(held, key=lambda lengths: int(lengths.sum()))
         assert most.mean() < 0.7 * length and most.min() != most.max()
-        assert outputs[0].outputs[0].text == " 10"
+        [answer] = outputs[0].outputs
+        assert answer.text == " 10" and answer.eviction is not None
+        assert answer.eviction.policy == "documents" and answer.eviction.mean_kept < 0.7 * length

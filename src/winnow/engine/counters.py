@@ -133,8 +133,9 @@ Positions = SequenceType[SequenceType[SequenceType[int]]]
 
 def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport | None:
     """Return None while the sequence runs, if it never got a slot, or if all its KVs are kept."""
-    # Of a conversation whose oldest turns were compressed: "session".
-    name = sequence.request.policy_name or ("session" if sequence.kv.last_round else None)
+    # Of documents that were compressed ahead, or a conversation whose oldest turns were.
+    ahead = "documents" if sequence.packed else "session"
+    name = sequence.request.policy_name or (ahead if sequence.kv.last_round else None)
     if sequence.kept is None or name is None:
         return None
     held = layout.by_kind(layout.row_blocks(sequence.kept))
