@@ -63,7 +63,7 @@ def _question(text: str, category: str, count_tokens: CountTokens) -> Question:
     first, *lines = text.splitlines()
     answer = lines[0].strip() if category == "line" else "\n".join(lines)
     most = count_tokens("\n".join(lines)) + _ANSWER_ROOM
-    return Question(f"\n\n# once more:\n{first}\n", (answer,), "match-part", most)
+    return Question(f"\n\n{first}", (answer,), "match-part", most)
 
 
 @cache
