@@ -30,6 +30,7 @@ OTHERS = {
     "gpu_memory_utilization": 0.5,
     "kv_group": 64,
     "engine": "padded",
+    "kv_wide": "layers=1,recent=64",
     "value_tier": "host:L=1,N=64",
     "allowed_media_domains": "images.test",
     "allowed_local_media_path": "/",

@@ -1,4 +1,4 @@
-"""`kv_cache_dtype`, `kv_group`, `kv_rotate` from the user's side: what runs, is refused, and costs."""
+"""`kv_cache_dtype`, `kv_group`, `kv_rotate`, `kv_wide` from the user's side: what runs, is refused, and costs."""
 
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ CODECS: list[dict[str, Any]] = [
     {"kv_cache_dtype": "int8", "kv_rotate": "k"},
     {"kv_cache_dtype": "k=int8,v=int4"},
     {"kv_cache_dtype": "int4"},
+    {"kv_cache_dtype": "int4-outlier", "kv_rotate": "none"},
     {"kv_cache_dtype": "k=int3,v=auto", "kv_group": 8},
-    {"kv_cache_dtype": "int2"},
+    {"kv_cache_dtype": "int2", "kv_wide": "layers=1,sinks=2,recent=8"},
 ]
 
 
@@ -79,7 +80,7 @@ def test_answers_hardly_change(options: dict[str, Any], model: Path, exact: torc
     assert 0 < off < most
 
 
-@pytest.mark.parametrize("options", CODECS[3::2], ids=name_of)  # K and V apart, groups
+@pytest.mark.parametrize("options", CODECS[3::2], ids=name_of)  # K and V apart, outliers, wide parts
 def test_samples_fork_and_preempted_requests_come_back(options: dict[str, Any], model: Path) -> None:
     sampled = SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
     with open_llm(model, **options) as llm:
@@ -95,8 +96,8 @@ def test_samples_fork_and_preempted_requests_come_back(options: dict[str, Any], 
 
 
 @pytest.mark.parametrize("policy", ["h2o", "leverage", "kvzip"])
-def test_policies_run_over_narrow_kvs(policy: str, model: Path) -> None:
-    options: dict[str, Any] = {"kv_cache_dtype": "k=int8,v=int4"}
+def test_policies_run_over_narrow_and_wide_kvs(policy: str, model: Path) -> None:
+    options: dict[str, Any] = {"kv_cache_dtype": "k=int8,v=int4", "kv_wide": "layers=1,sinks=2,recent=8"}
     with open_llm(model, **options, eviction=policy, kv_budget=24, kv_floor=1) as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
         assert all(output.error is None for output in outputs)
@@ -124,6 +125,18 @@ def test_codecs_that_kernels_do_not_read() -> None:
             r"kv_group must divide the model's head_dim \(8\) for int4 KVs",
         ),
         ({"kv_rotate": "v"}, "kv_rotate must be one of auto, none, k, kv, got 'v'"),
+        (
+            {"kv_wide": "layers=2", "kv_cache_dtype": "int4"},
+            "kv_wide must be fewer layers than the model's 2",
+        ),
+        (
+            {"kv_wide": "sinks=2"},
+            "kv_wide=sinks=2 keeps KVs in 16 bits beside a kv_cache_dtype of fewer, got float32",
+        ),
+        (
+            {"kv_cache_dtype": "int8", "kv_wide": "layers=1", "kv_memory": "64KiB"},
+            "kv_memory must be at least",
+        ),
     ],
 )
 def test_refused_by_name(options: dict[str, Any], message: str, model: Path) -> None:

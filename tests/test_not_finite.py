@@ -24,10 +24,10 @@ HEALTHY = [[7, 8, 9], [10, 11, 12, 13, 14, 15, 16], [20], [21, 22] * 10]
 ENGINES: list[dict[str, Any]] = [
     {"attention_backend": "reference", "optimize": False},
     {"attention_backend": "native"},
-    {"kv_cache_dtype": "k=int8,v=int4"},
-    {"kv_cache_dtype": "int4", "kv_rotate": "kv"},
+    {"kv_cache_dtype": "k=int8,v=int4-outlier"},
+    {"kv_cache_dtype": "int4", "kv_rotate": "kv", "kv_wide": "sinks=1,recent=4"},
 ]
-IDS = ["reference", "native", "k8v4", "int4"]
+IDS = ["reference", "native", "k8v4", "int4 wide"]
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,7 @@ def test_what_is_no_tier_is_refused(text: str) -> None:
 def test_what_does_not_go_together_is_refused(directory: Path, tmp_path: Path) -> None:
     for options, named in (
         ({"value_tier": "host:L=3,N=8"}, "value_tier: L must be fewer layers than the model's 3, got 3"),
+        ({"kv_wide": "sinks=4", "kv_cache_dtype": "int8"}, "value_tier does not go with kv_wide"),
         ({"value_tier": "host:N=8,size=1"}, "value_tier: size must be at least .* got 1 B"),
         ({"value_tier": f"disk:{tmp_path / 'file'}:N=8"}, "must hold a file"),
     ):

@@ -1,6 +1,7 @@
 """Caches as eviction leaves them: rows of one sequence differ in length, blocks lie scattered, positions have gaps."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionObserver, PagedCache, Spans
 from winnow.cache import BlockCount, CacheLayout, CacheSize, KVPool, LocalCache, PairCodec
+from winnow.values.kv_dtype import WideParts
 from winnow.values.value_tier import ValueTier
 
 
@@ -32,7 +34,7 @@ class PagedBatch:
                 storage.data.copy_(other.data)
         pool.position.copy_(mine.position)
         pool.accumulators.copy_(mine.accumulators)
-        return PagedCache(pool, self.cache.tables)
+        return PagedCache(pool, self.cache.tables, windows=deepcopy(self.cache.windows))
 
 
 def with_codec(layout: CacheLayout, codec: PairCodec) -> CacheLayout:
@@ -59,6 +61,7 @@ def paged_batch(
     kv_dtype: PairCodec | str | torch.dtype | None = None,
     num_accumulators: int = 1,
     observe: Sequence[AttentionObserver | None] | None = None,
+    wide: WideParts = WideParts(),  # noqa: B008  # frozen
     device: torch.device | str = "cpu",
     value_tier: str | None = None,
     answers: bool = True,
@@ -71,6 +74,7 @@ def paged_batch(
         dtype: of the batch's queries, keys and values.
         kv_dtype: how the cache stores KVs; None: the same.
         observe: for each sequence, decoding ones first; the second half of a sequence's queries counts.
+        wide: no layers, since sequences may have very many positions.
     """
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -84,6 +88,7 @@ def paged_batch(
     layout = CacheLayout.even(
         layers, kv_heads, head_dim, block_size, kv_dtype or dtype, num_accumulators, value_tier=tier
     )
+    layout = replace(layout, wide=wide)
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
     num_far = 0 if tier is None else blocks * (layers - tier.layers) // layers
     num_pages = len(counts) * layout.pages_for(longest + max(counts))
@@ -121,6 +126,11 @@ def paged_batch(
                 if pool.of_layer(layer).has_bias:
                     pool.of_layer(layer).set_fitted(where, randn(n, head_dim), randn(n))
                 pool.accumulators.flatten(1)[:, where] = 0.25
+            window = local.paged.window(layer)
+            if window is not None:
+                position = torch.arange(start, device=device)
+                k, v = (randn(start, kv_heads, head_dim) for _ in range(2))
+                window.write(layer, torch.full_like(position, slot), k, v, position, start - 1 - position)
         starts.append(start)
     local.append(slots, counts)
     spans = Spans.build(

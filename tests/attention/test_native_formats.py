@@ -14,7 +14,7 @@ from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Refer
 from winnow.attention.native import reads
 from winnow.cache import KVPool
 from winnow.cache.codec import PairCodec, PlainCodec, make_codec
-from winnow.values.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype
+from winnow.values.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype, WideParts
 
 pytestmark = pytest.mark.cpu
 
@@ -22,11 +22,11 @@ FORMATS = KV_FORMATS[1:]  # but `auto`
 CODED = [name for name in FORMATS if name not in PLAIN_FORMATS]
 CODECS = {
     f"{name}-{rotate}": make_codec(KVDtype.parse(name), None, rotate)
-    for name in (*CODED, "k=int8,v=int4", "k=bfloat16,v=int2", "k=int4,v=float32")
+    for name in (*CODED, "k=int8,v=int4", "k=bfloat16,v=int2", "k=int4-outlier,v=float32")
     for rotate in ("auto", "kv")
 }
 # Threads share the rows of every format alike: codes of bytes and of bits, floats, and of two kinds.
-THREADED = ["int8-auto", "int4-kv", "fp8_e4m3-kv", "k=int8,v=int4-auto", "k=bfloat16,v=int2-kv"]
+THREADED = ["int8-auto", "int4-outlier-kv", "fp8_e4m3-kv", "k=int8,v=int4-auto", "k=bfloat16,v=int2-kv"]
 
 
 def test_every_format_is_read() -> None:
@@ -95,7 +95,9 @@ def test_decoding_and_chunks(codec: PairCodec) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", ["int8-auto", "int8-kv", "int4-auto", "k=int8,v=int4-auto"])
+@pytest.mark.parametrize(
+    "name", ["int8-auto", "int8-kv", "int4-auto", "k=int8,v=int4-auto", "int4-outlier-auto"]
+)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_integers_lose_less_than_activations(isa: str, name: str, head_dim: int) -> None:
     """Few rows of 16-bit activations may be multiplied as integers: weights stay what float32 makes of them.
@@ -144,6 +146,47 @@ def test_threads_and_places_change_nothing(name: str) -> None:
         for out, pool in others:
             assert torch.equal(out, first[0]), isa
             assert torch.equal(pool.accumulators, first[1].accumulators), isa
+
+
+@pytest.mark.parametrize(
+    ("wide", "codec", "dtype"),
+    [
+        (WideParts(sinks=3, recent=70), CODECS["int4-auto"], torch.bfloat16),
+        (WideParts(sinks=900, dtype="float16"), CODECS["int2-kv"], torch.float32),
+        (WideParts(recent=1, dtype="float32"), CODECS["k=int8,v=int4-auto"], torch.float16),
+    ],
+    ids=str,
+)
+def test_wide_kvs_are_read_where_they_lie(wide: WideParts, codec: PairCodec, dtype: torch.dtype) -> None:
+    """Decoding, chunks and scores, and the window itself after the write."""
+    observe = [AttentionObserver((Term.ATTENTION, Term.SQUARED)), None, None]
+    observe += [AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5))]
+    batch = paged_batch(
+        4,
+        [1, 1, 30, 90],
+        longest=400,
+        group=3,
+        head_dim=40,
+        dtype=dtype,
+        kv_dtype=codec,
+        num_accumulators=2,
+        observe=observe,
+        wide=wide,
+    )
+    compare(batch, AttentionSpec(0.2))
+    k = batch.k.clone()
+    k[:, 0, ::7] = math.inf
+    windows = []
+    for computes in (ReferenceBackend(), *map(backend, ISAS)):
+        cache = batch.with_own_pool()
+        computes.prepare(cache, batch.spans).write(batch.layer, k, batch.v)
+        windows.append(cache.windows[0])
+    theirs, *found = windows
+    held = theirs.position[:, batch.layer] >= 0
+    for isa, ours in zip(ISAS, found, strict=True):
+        assert torch.equal(ours.position, theirs.position), isa
+        for x, y in ((ours.k, theirs.k), (ours.v, theirs.v)):
+            close(isa, *(z[:, batch.layer].transpose(1, 2)[held] for z in (x, y)))
 
 
 EXTREMES = [0.0, -0.0, 1e-45, 1e-38, 6e-8, 1e-4, 1.0, -3.5, 448.0, 65504.0, -65504.0, 3e4, 1e9, 3e38]

@@ -28,6 +28,7 @@ CASES = {
     "mixed": ("k=int8,v=int4", torch.float32, 3, 128, 32, 64, BENT),
     "int4": ("int4", torch.float32, 8, 64, 16, 33, PLAIN),
     "slopes": ("bfloat16", torch.float32, 2, 64, 16, 33, FALLING),
+    "outliers": ("int4-outlier", torch.float32, 2, 40, 5, 9, PLAIN),
     "fp8": ("fp8_e4m3", torch.float32, 5, 20, 1, 1, BENT),
 }
 

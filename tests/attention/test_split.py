@@ -78,7 +78,9 @@ def test_the_values_that_weigh_most(backend: AttentionBackend, top_n: int, renor
     assert chosen // choosing <= traffic.rows_read <= chosen
 
 
-@pytest.mark.parametrize("kv_format", ["float32", "bfloat16", "int8", "k=int8,v=int4", "int2"])
+@pytest.mark.parametrize(
+    "kv_format", ["float32", "bfloat16", "int8", "k=int8,v=int4", "int4-outlier", "int2"]
+)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: type(backend).__name__)
 def test_enough_values_are_exact(backend: AttentionBackend, kv_format: str) -> None:
     codec = make_codec(KVDtype.parse(kv_format))

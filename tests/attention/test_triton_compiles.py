@@ -46,7 +46,7 @@ def compile_kernels(tmp_path: Path, capability: int, *wanted: str) -> list[dict[
             (("bfloat16", "bfloat16"), 86, "128"),
             (("bfloat16", "k=float32,v=int3"), 90, "128"),
             (("float32", "k=bfloat16,v=int8"), 86, "128"),
-            (("float16", "k=int4,v=fp8_e4m3"), 90, "128"),
+            (("float16", "k=int4-outlier,v=fp8_e4m3"), 90, "128"),
             (("bfloat16", "bfloat16"), 90, "576"),  # latents
         )
     ],

@@ -40,7 +40,7 @@ def test_every_format_is_read() -> None:
     [
         *((name, "none", None, 24) for name in CODED),
         ("int3", "none", 16, 80),
-        ("int4", "none", 72, 144),
+        ("int4-outlier", "none", 72, 144),
         ("k=int2,v=bfloat16", "kv", None, 64),
         ("k=int4,v=fp8_e4m3", "kv", None, 40),
         ("int8", "kv", None, 20),
@@ -90,7 +90,7 @@ def same_codes(ours: KVPool, theirs: KVPool, codec: PairCodec) -> None:
     [
         ("int8", "none", None, 8, Term.SQUARED),
         ("int4", "auto", 8, 16, Term.ATTENTION),
-        ("int4", "kv", None, 24, Term.ATTENTION),
+        ("int4-outlier", "kv", None, 24, Term.ATTENTION),
         ("fp8_e4m3", "kv", 8, 16, Term.ATTENTION),
         ("int3", "none", None, 8, Term.SQUARED),
         ("k=float32,v=int2", "kv", None, 8, Term.SQUARED),

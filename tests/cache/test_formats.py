@@ -11,7 +11,7 @@ from torch import Tensor
 
 from winnow.cache import CacheLayout, codec_of, make_codec
 from winnow.cache.codec import rotation_block
-from winnow.cache.formats import AffineFormat, SymmetricFormat, VectorFormat, make_format
+from winnow.cache.formats import AffineFormat, OutlierFormat, SymmetricFormat, VectorFormat, make_format
 from winnow.cache.packing import hadamard, pack, unpack
 from winnow.errors import ConfigError
 from winnow.values.kv_dtype import KV_FORMATS, NARROW_BITS, ROTATIONS, KVDtype
@@ -103,6 +103,16 @@ def test_a_vector_comes_back_within_half_a_step(name: str, group: int | None, ve
     decoded = form.decode(*stored)
     assert decoded.dtype == torch.float32 and decoded.shape == x.shape
     off, allowed = (decoded - x).abs(), bound(form, x, stored)
+    if isinstance(form, OutlierFormat):
+        channel = stored[4].long()
+        # What is left of an outlier beside its code is rounded to 16 bits, and that is all.
+        allowed[channel] = half_error(stored[3].float()) + x[channel].abs() * 2**-20
+        # Where that exceeds float16's range, the channel is NaN, which fails the request, and no other channel is.
+        left = x[channel] - AffineFormat.decode(form, *stored[:3])[channel]
+        beyond = torch.zeros(len(x), dtype=torch.bool).scatter(0, channel, left.abs() >= FLOAT16_END)
+        assert torch.equal(decoded.isnan(), beyond)
+        off = off.masked_fill(beyond, 0.0)
+        allowed = allowed.masked_fill(beyond, 0.0)
     allowed = allowed * SLACK + x.abs() * 2**-20
     assert (off <= allowed).all(), f"{off.max()} at {int((off - allowed).argmax())}"
 
@@ -134,6 +144,16 @@ def test_beyond_float16_is_no_number(name: str) -> None:
     x[0, 3] = 1e30
     decoded = form.decode(*form.encode(x))
     assert decoded[0].sum().isnan() and not decoded[1].any()
+
+
+def test_the_largest_channels_are_kept_apart() -> None:
+    form, x = make_format("int4-outlier", 32), torch.rand(2, 64)
+    x[0, 5], x[1, 63] = 60.0, -30.0  # 16 bits keep them to 0.02
+    decoded = form.decode(*form.encode(x))
+    assert float((decoded - x).abs().max()) < 0.07
+    plain = make_format("int4", 32)
+    assert float((plain.decode(*plain.encode(x)) - x).abs().max()) > 0.3
+    assert OutlierFormat().count(64) == OutlierFormat().count(128) == 1 and OutlierFormat().count(256) == 3
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 80, 96, 128])
@@ -198,6 +218,7 @@ def test_who_is_rotated() -> None:
         ("int8", 32, "auto", 80, r"kv_group must divide the model's head_dim \(80\) for int8 KVs, got 32"),
         ("int4", 32, "auto", 80, r"kv_group must divide the model's head_dim \(80\) for int4 KVs, got 32"),
         ("int8", None, "k", 15, "kv_rotate needs an even head_dim, the model's is 15"),
+        ("int4-outlier", None, "auto", 512, "int4-outlier KVs need a head_dim of at most 256"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(
@@ -234,6 +255,7 @@ def test_the_block_that_the_text_describes() -> None:
         ("int8", 32, 64 + 4),
         ("int4", None, 32 + 8),
         ("int4", 64, 32 + 4),
+        ("int4-outlier", None, 32 + 8 + 2 + 1),
         ("int3", None, 24 + 8),
         ("int2", 64, 16 + 4),
     ],
@@ -244,10 +266,10 @@ def test_bytes_by_hand(name: str, group: int | None, vector_bytes: int) -> None:
 
 
 def test_kernels_list_the_formats_that_there_are() -> None:
-    """Triton takes any of them (tests/attention/test_triton_formats.py)."""
-    expected = [*KV_FORMATS[1:]]
+    """Outliers are fields beside a format's own. Triton takes any of them (tests/attention/test_triton_formats.py)."""
+    expected = [name for name in KV_FORMATS[1:] if not name.endswith("-outlier")]
     bindings, stub = (ROOT / path for path in ("native/bindings_types.cpp", "src/winnow/_native.pyi"))
     assert re.findall(r"\.value\(\"(\w+)\", Format::", bindings.read_text()) == expected
     listed = stub.read_text().partition('Enum("Format", "')[2].partition('"')[0]
     assert listed.split() == expected
-    assert [make_format(name).name for name in KV_FORMATS[1:]] == expected
+    assert [make_format(name).name for name in KV_FORMATS[1:]] == [*KV_FORMATS[1:]]

@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from winnow.cache import CacheLayout, CacheSize, Ledger, PagedCache
 from winnow.errors import ConfigError
+from winnow.values.kv_dtype import WideParts
 
 
 def test_block_bytes_by_hand() -> None:
@@ -69,10 +70,11 @@ def test_too_little_memory_names_the_least() -> None:
         CacheSize.fit(layout, 1024, 4, 100)
 
 
+@pytest.mark.parametrize("wide", [WideParts(), WideParts(layers=1, sinks=2)])
 @pytest.mark.parametrize("state_bytes", [0, 100])
-def test_memory_beyond_what_sequences_fill_belongs_to_prefixes(state_bytes: int) -> None:
+def test_memory_beyond_what_sequences_fill_belongs_to_prefixes(wide: WideParts, state_bytes: int) -> None:
     """Twice the memory holds about twice the prefixes, though no more sequences run; without them it is left."""
-    layout = replace(CacheLayout.even(2, 2, 8, 4, torch.float32), state_bytes=state_bytes)
+    layout = replace(CacheLayout.even(2, 2, 8, 4, torch.float32), wide=wide, state_bytes=state_bytes)
     sequences, longest = 3, 256
     most = sequences * layout.blocks_for(longest)
     memory = 4 * CacheSize.of_blocks(layout, most, sequences, longest).nbytes(layout)
@@ -84,4 +86,5 @@ def test_memory_beyond_what_sequences_fill_belongs_to_prefixes(state_bytes: int)
     assert double.num_blocks > 1.9 * shared.num_blocks and double.nbytes(layout) <= 2 * memory
     # Each token that the blocks hold finds room for what a prefix keeps beside them.
     tokens = double.num_blocks // layout.rows_per_seq * layout.block_size
-    assert double.prefix_state_bytes(layout) >= state_bytes * (tokens // longest)
+    each = layout.link_state_bytes(0, longest, resumable=True)
+    assert double.prefix_state_bytes(layout) >= each * (tokens // longest)

@@ -30,7 +30,12 @@ from winnow.storage.prefix_format import PrefixFormat
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 KVZIP: dict[str, Any] = {"eviction": "kvzip", "compression": 4.0, "kv_floor": 1, "prefill_chunk": 32}
 
-CODED: dict[str, Any] = {"kv_cache_dtype": "k=int8,v=int4", "max_model_len": 512, "max_num_seqs": 4}
+WIDE: dict[str, Any] = {
+    "kv_cache_dtype": "k=int8,v=int4",
+    "kv_wide": "layers=1,sinks=2,recent=8",
+    "max_model_len": 512,
+    "max_num_seqs": 4,
+}
 
 
 def prompt(length: int, seed: int = 7) -> list[int]:
@@ -75,7 +80,7 @@ def converse(llm: LLM, turns: int) -> tuple[list[int], list[RequestOutput]]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, CODED, {"value_tier": "host:L=1,N=64"}], ids=["plain", "coded", "value-tier"]
+    "options", [{}, WIDE, {"value_tier": "host:L=1,N=64"}], ids=["plain", "wide", "value-tier"]
 )
 def test_a_conversation_goes_on_after_a_restart(
     options: dict[str, Any], directory: Path, tmp_path: Path

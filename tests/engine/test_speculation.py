@@ -150,5 +150,5 @@ def test_configuration(directory: Path) -> None:
         parse_speculative({"method": "eagle"})
     with pytest.raises(ConfigError, match="prompt_lookup_min must be at most 2, got 3"):
         SpeculativeConfig(prompt_lookup_max=2, prompt_lookup_min=3)
-    with pytest.raises(ConfigError, match="speculative_config is not served with this cache: value_tier"):
-        LLM(directory, speculative_config=NGRAM, value_tier="host:L=1,N=8")
+    with pytest.raises(ConfigError, match="speculative_config is not served with this cache: kv_wide"):
+        LLM(directory, speculative_config=NGRAM, kv_cache_dtype="int8", kv_wide="recent=8")

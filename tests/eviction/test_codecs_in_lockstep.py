@@ -16,7 +16,7 @@ CODECS: dict[str, dict[str, object]] = {
     "k8v4": {"kv_cache_dtype": "k=int8,v=int4"},
     "int4": {"kv_cache_dtype": "int4"},
     "int4 unrotated": {"kv_cache_dtype": "int4", "kv_rotate": "none"},
-    "int4 both rotated": {"kv_cache_dtype": "int4", "kv_rotate": "kv"},
+    "int4-outlier": {"kv_cache_dtype": "int4-outlier", "kv_rotate": "kv"},
     "int3": {"kv_cache_dtype": "int3"},
     "v2": {"kv_cache_dtype": "v=int2"},
 }

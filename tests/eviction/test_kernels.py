@@ -111,7 +111,7 @@ CASES = st.one_of(
     )
     for head_dims, kinds in (
         ([1, 6, 12, 16, 40, 64, 80], [torch.float32, torch.bfloat16, torch.float16, "int8", "fp8_e4m3"]),
-        ([16, 40, 64, 80], ["int4", "int3", "int2", "k=int4,v=bfloat16"]),
+        ([16, 40, 64, 80], ["int4", "int4-outlier", "int3", "int2", "k=int4,v=bfloat16"]),
     )
 )
 

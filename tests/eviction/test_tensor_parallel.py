@@ -140,10 +140,17 @@ def test_fitted_values_are_those_of_one_rank(name: str, directory: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("codec", "policy"), [("int8 rotated", "snapkv"), ("k8v4", "full"), ("int4", "leverage")]
+    ("codec", "policy"),
+    [
+        ("int8 rotated", "snapkv"),
+        ("k8v4", "full"),
+        ("int4-outlier", "leverage"),
+        ("int8 beside 16 bits", "kv-compress"),
+    ],
 )
 def test_a_codec_stores_what_one_rank_stores(codec: str, policy: str, directory: Path) -> None:
-    one, two = pair(directory, **CODECS[codec])
+    more = {"int8 beside 16 bits": {"kv_cache_dtype": "int8", "kv_wide": "layers=1,sinks=4,recent=8"}}
+    one, two = pair(directory, **(CODECS | more)[codec])
     with one, two:
         compare(one, two, asked_of(policy))
 
@@ -205,12 +212,8 @@ def test_swapped_requests_go_on(directory: Path) -> None:
 
 
 def test_a_saved_prefix_and_a_session(directory: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "session_memory": "1MiB",
-        "kv_cache_dtype": "int8",
-        "kv_rotate": "none",
-        "verify_model": False,
-    }
+    wide = {"kv_cache_dtype": "int8", "kv_wide": "sinks=4,recent=8", "kv_rotate": "none"}
+    options: dict[str, Any] = {"session_memory": "1MiB", "verify_model": False} | wide
     document = prompt(7, 64)
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, eviction="leverage", kv_budget=24)
     found = []

@@ -81,7 +81,7 @@ def build(
         ("bfloat16", 16, 8, 0, False, {"longest": 40, "value_tier": "host:L=1,N=4"}),  # another kind's blocks first
         ("int8", 24, 12, 0, True, {"longest": 40}),
         ("fp8_e4m3", 24, 10, 2, False, {"longest": 40}),
-        ("int4", 64, 32, 0, False, {"longest": 40}),
+        ("int4-outlier", 64, 32, 0, False, {"longest": 40}),
         ("int3", 80, 20, 40, True, {"longest": 40}),
     ],
 )  # fmt: skip

@@ -13,10 +13,15 @@ from winnow_lab.real.rows import Row
 
 
 def test_a_codec_is_a_format_and_what_else_is_said() -> None:
-    codec = Codec("k=int8,v=int4 group=64 rotate=kv")
-    assert codec.options == {"kv_cache_dtype": "k=int8,v=int4", "kv_group": 64, "kv_rotate": "kv"}
-    assert Codec("int4 rotate=none").folder != Codec("int4").folder
-    with pytest.raises(ConfigError, match="a codec has group= and rotate=, got 'heads=2'"):
+    codec = Codec("k=int8,v=int4 group=64 rotate=kv wide=sinks=4,recent=64")
+    assert codec.options == {
+        "kv_cache_dtype": "k=int8,v=int4",
+        "kv_group": 64,
+        "kv_rotate": "kv",
+        "kv_wide": "sinks=4,recent=64",
+    }
+    assert Codec("int4 wide=recent=64").folder != Codec("int4").folder
+    with pytest.raises(ConfigError, match="a codec has group=, rotate= and wide=, got 'heads=2'"):
         _ = Codec("int4 heads=2").options
 
 

@@ -29,7 +29,7 @@ from winnow_lab.plan.occupancy import Request
 from winnow_lab.plan.simulated_engine import EngineSetup
 
 POLICIES = list(PRESETS)
-FORMATS = ["auto", "bfloat16", "fp8_e4m3", "int8", "int4", "int3", "int2", "k=int8,v=int4"]
+FORMATS = ["auto", "bfloat16", "fp8_e4m3", "int8", "int4", "int4-outlier", "int3", "int2", "k=int8,v=int4"]
 FORMATS += ["k=auto,v=int2"]
 PLAIN = {"auto", "bfloat16"}
 
@@ -74,8 +74,12 @@ def caches(draw: st.DrawFn) -> dict[str, Any]:
     own: dict[str, Any] = {"kv_cache_dtype": form, "block_size": draw(st.sampled_from([8, 16]))}
     if form not in PLAIN and draw(st.booleans()):
         own["kv_group"] = 8
-    own["kv_offloading_size"] = draw(st.sampled_from([None, "1MiB"]))
-    own["value_tier"] = draw(st.sampled_from([None, "host:L=1,N=16", "host:L=0,N=8", "host:L=2,N=600"]))
+    if form not in PLAIN:
+        parts = [None, "layers=1", "sinks=4,recent=32", "layers=2,sinks=1,recent=40"]
+        own["kv_wide"] = draw(st.sampled_from(parts))
+    if own.get("kv_wide") is None:
+        own["kv_offloading_size"] = draw(st.sampled_from([None, "1MiB"]))
+        own["value_tier"] = draw(st.sampled_from([None, "host:L=1,N=16", "host:L=0,N=8", "host:L=2,N=600"]))
     return own
 
 
@@ -100,7 +104,7 @@ def test_bytes_of_every_policy_codec_and_tier_are_the_ledgers(
     loaded, shape, path = tiny
     policy = find_preset(name).policy
     if policy.compact is not None:
-        cache = cache | {"value_tier": None}
+        cache = cache | {"kv_wide": None, "value_tier": None}
     takes = name != "full" and policy.budget.fixed is None
     own = {"eviction": name, "kv_reservation": reservation, "max_num_seqs": 3} | cache
     if takes:

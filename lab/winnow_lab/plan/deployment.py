@@ -343,6 +343,7 @@ class Deployment:
             "dtype": self.weight_dtype,
             "kv_cache_dtype": self.layout.codec_names,
             "kv_group": self.cache.kv_group,
+            "kv_wide": str(self.layout.wide) or None,
             "value_tier": None if self.layout.value_tier is None else str(self.layout.value_tier),
             "block_size": self.layout.block_size,
             "utilization": self.utilization,

@@ -9,6 +9,7 @@ from winnow.engine.engine import Engine
 from winnow.engine.executor import ServedModel
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.errors import CapacityError
+from winnow.values.kv_dtype import WideParts
 from winnow.values.units import format_bytes
 from winnow_lab.plan.deployment import Deployment
 from winnow_lab.plan.simulated_executor import SimulatedExecutor, VirtualClock
@@ -117,7 +118,7 @@ class EngineSetup:
         if self.fold and len(layout.groups) == 1 and not layout.state_bytes:
             rows = layout.rows_per_seq
             one = replace(layout.groups[0], layers=(0,), num_kv_heads=1)
-            layout = replace(layout, groups=(one,))
+            layout = replace(layout, groups=(one,), wide=WideParts())
             size = CacheSize(size.num_blocks // rows, size.num_pages, size.max_num_seqs, size.pages_per_seq)
         clock = VirtualClock()
         times = deployment.times.seconds

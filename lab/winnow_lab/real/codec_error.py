@@ -52,7 +52,7 @@ CODECS = (
         "int4 group=16",
         "int4 group=64",
     ),
-    *("int3", "int2", "int2 rotate=none", "int4 centred", "int2 centred"),
+    *("int4-outlier", "int3", "int2", "int2 rotate=none", "int4 centred", "int2 centred"),
 )
 QUERIES = 32
 """The last queries, whose attention is computed anew."""
@@ -194,7 +194,7 @@ def study(options: Options) -> Result:
 
 
 def codec_of(name: str) -> PairCodec:
-    options = Codec(name.removesuffix(_CENTRED)).options
+    options = Codec(name.removesuffix(_CENTRED)).options  # what would lie wider is rounded, too
     kind = KVDtype.parse(options.pop("kv_cache_dtype"))
     return make_codec(kind, options.get("kv_group"), options.get("kv_rotate", "auto"))
 

@@ -27,13 +27,13 @@ class Codec:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `LLM` that ask for it; raises ConfigError for what is not group= or rotate=."""
+        """The options of `LLM` that ask for it; raises ConfigError for what is not group=, rotate= or wide=."""
         dtype, *others = self.name.split()
         options: dict[str, Any] = {"kv_cache_dtype": dtype}
         for each in others:
             key, _, value = each.partition("=")
-            if key not in ("group", "rotate"):
-                raise ConfigError(f"--codecs: a codec has group= and rotate=, got {each!r}")
+            if key not in ("group", "rotate", "wide"):
+                raise ConfigError(f"--codecs: a codec has group=, rotate= and wide=, got {each!r}")
             options[f"kv_{key}"] = int(value) if key == "group" else value
         return options
 

@@ -1,8 +1,8 @@
 """What formats of stored KVs cost in quality: perplexity and tasks by codec, with the full cache and under eviction.
 
-    python -m winnow_lab.real.codecs --codecs 'auto;int8;int4 group=64' --windows 2048:8 --name codecs
+    python -m winnow_lab.real.codecs --codecs 'auto;int8;int4 wide=recent=64' --windows 2048:8 --name codecs
 
-A codec is a `kv_cache_dtype`, then what else is said: group=64, rotate=kv. The first one is
+A codec is a `kv_cache_dtype`, then what else is said: group=64, rotate=kv, wide=sinks=4,recent=64. The first one is
 what the others are compared with. --windows: tokens of a window of WikiText-2, and how many windows; the first half is
 given, the second decoded token by token. Answers are kept below --work, one folder for each codec: the same command
 resumes where it was killed, and --report computes nothing and shows what is complete.
@@ -35,7 +35,10 @@ from winnow_lab.real.command import RealEvaluation, RealOptions
 from winnow_lab.real.rows import KNOWN_TASKS
 from winnow_lab.study import Result, flag, read_pairs, run_study
 
-CODECS = (*("auto", "fp8_e4m3", "int8", "k=int8,v=int4", "int4", "int4 rotate=none"),)
+CODECS = (
+    *("auto", "fp8_e4m3", "int8", "k=int8,v=int4", "int4", "int4 rotate=none"),
+    *("int4 wide=recent=64", "int4-outlier rotate=none"),
+)
 _LENGTH = 4096
 """Tokens of the sequence whose bytes are counted."""
 

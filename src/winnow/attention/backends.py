@@ -76,14 +76,13 @@ def _triton_refusal(device: torch.device, layout: CacheLayout | None) -> str | N
     near = [group.kind(layout.block_size) for group in layout.groups if group.tier is None]
     if len(set(near)) > 1 or len(set(layout.heads)) > 1:
         return "reads layers with the same heads alone: leave the backend to auto, or take reference"
-    return _unread(layout, reads(*layout.codecs))
+    return _unread(layout, reads(*layout.codecs) and not layout.wide.any)
 
 
 def _unread(layout: CacheLayout, reads: bool) -> str | None:
-    refused = (
-        f"does not read KVs stored as {layout.codec_names} (kv_cache_dtype): leave the backend to auto, or take "
-        "reference"
-    )
+    wide = f" and kept wide in part (kv_wide={layout.wide})" * layout.wide.any
+    stored = f"{layout.codec_names} (kv_cache_dtype){wide}"
+    refused = f"does not read KVs stored as {stored}: leave the backend to auto, or take reference"
     return None if reads else refused
 
 

@@ -23,6 +23,7 @@ from winnow.cache.codec import BIAS, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
 from winnow.cache.layout import PAGE_ENTRIES
 from winnow.cache.pool import KindPool
+from winnow.cache.wide import WideWindow
 from winnow.errors import ConfigError
 from winnow.values.value_tier import ValueTier
 
@@ -35,7 +36,8 @@ def native_cache(cache: PagedCache, pool: KindPool, heads: int) -> native.Cache:
         native_pool(pool), pages=tables.pages.data_ptr(), page_table=tables.page_table.data_ptr(),
         lengths=tables.lengths.data_ptr(), num_layers=layout.num_layers, num_heads=heads,
         table_heads=layout.num_kv_heads, page_entries=PAGE_ENTRIES,
-        pages_per_seq=tables.page_table.shape[1], windows=[],
+        pages_per_seq=tables.page_table.shape[1],
+        windows=[_native_window(window) for window in cache.windows],
     )  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def native_batch(spans: Spans) -> native.Batch:
         position=spans.position.data_ptr(), num_tokens=len(spans.position),
         observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
         observe_from=spans.observe_from.tolist(),
-        observers=[_native_observer(kind) for kind in kinds.values()], temporary=[False] * len(spans.slots),
+        observers=[_native_observer(kind) for kind in kinds.values()], temporary=spans.temporary.tolist(),
     )  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def _native_observer(observer: AttentionObserver) -> native.AttentionObserver:
 
 def reads(*codecs: PairCodec) -> bool:
     forms = {form.name for codec in codecs for form in (codec.key, codec.value)}
-    return forms <= native.FORMATS.keys()
+    return forms <= {*native.FORMATS, "int4-outlier"}
 
 
 def native_pool(pool: KindPool) -> native.Pool:
@@ -118,17 +120,27 @@ def _address(field: Tensor, first: int) -> int:
     return field.data_ptr() - first * field.stride(0) * field.itemsize
 
 
+def _native_window(window: WideWindow) -> native.WideWindow:
+    _, num_layers, num_heads, _, head_dim = window.k.shape
+    return native.WideWindow(
+        first_layer=window.layers.start, num_layers=num_layers, num_heads=num_heads, head_dim=head_dim,
+        sinks=window.sinks, recent=window.recent, dtype=native.native_dtype(window.k.dtype),
+        k=window.k.data_ptr(), v=window.v.data_ptr(), position=window.position.data_ptr(),
+    )  # fmt: skip
+
+
 def _coded_vectors(pool: KindPool, side: str, form: VectorFormat, rotated: bool) -> native.CodedVectors:
     """Return how the kernels read one side of the KVs; `side` is "k" or "v"."""
     nowhere = native.Field(0, 0, 0)
     found = {suffix: _native_field(pool.fields[f"{side}{suffix}"], pool.first) for suffix in form.suffixes}
     head_dim = pool.kind.key_size if side == "k" else pool.kind.value_size
-    scale = pool.fields.get(f"{side}_scale")
+    scale, outlier = pool.fields.get(f"{side}_scale"), pool.fields.get(f"{side}_outlier")
     return native.CodedVectors(
-        format=native.FORMATS[form.name], code=found[""],
+        format=native.FORMATS[form.name.removesuffix("-outlier")], code=found[""],
         group=head_dim if scale is None else head_dim // scale.shape[-1],
         scale=found.get("_scale", nowhere), min=found.get("_min", nowhere),
-        num_outliers=0, outlier=nowhere, channel=nowhere, rotation=rotation_block(head_dim) if rotated else 1,
+        num_outliers=0 if outlier is None else outlier.shape[-1], outlier=found.get("_outlier", nowhere),
+        channel=found.get("_channel", nowhere), rotation=rotation_block(head_dim) if rotated else 1,
     )  # fmt: skip
 
 

@@ -73,7 +73,12 @@ class ReferenceBackend(TorchBackend):
 
 class ReferenceStep(TorchStep):
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        write_rows(self.cache, self.spans, layer, k, v)
+        spans = self.spans
+        write_rows(self.cache, spans, layer, k, v)
+        if (window := self.cache.window(layer)) is not None:
+            stays = torch.from_numpy(~spans.temporary).to(k.device)[spans.token_sequence]
+            parts = (spans.token_slots, k, v, spans.position, spans.tokens_after)
+            window.write(layer, *(part[stays] for part in parts))
 
     def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         cache, spans = self.cache, self.spans
@@ -81,9 +86,13 @@ class ReferenceStep(TorchStep):
         if pool.tier is not None:
             return attend_split(cache, spans, layer, q, spec, partial(self.last_visible, spec))
         out = q.new_empty((*q.shape[:2], pool.kind.value_size))
+        window = cache.window(layer)
         for group in sequence_groups(spans, cache.pool.layout.heads[layer] * pool.kind.key_size):
             rows = GatheredRows.gather(cache, spans, group, layer)
             v = rows.values()
+            if window is not None:
+                window.widen(rows.device_slots, layer, rows.position, rows.k, v)
+                v.masked_fill_(~rows.valid[..., None], 0.0)
 
             def attend(
                 q: Tensor, position: Tensor, first: int, rows: GatheredRows = rows, v: Tensor = v

@@ -53,6 +53,7 @@ class Spans:
         observe_from: the first position of each sequence whose query updates accumulators, int64 [B].
         select_from: first position of each sequence whose query reads only the values of largest weight, where values
             lie on a tier, int64 [B]; earlier queries read all.
+        temporary: sequences whose KVs are dropped after the step, and enter no wide window, bool [B].
     """
 
     slots: NDArray[np.int64]
@@ -63,6 +64,7 @@ class Spans:
     observe: tuple[AttentionObserver | None, ...]
     observe_from: NDArray[np.int64]
     select_from: NDArray[np.int64]
+    temporary: NDArray[np.bool_]
 
     @classmethod
     def build(
@@ -75,6 +77,7 @@ class Spans:
         observe: Sequence[AttentionObserver | None] | None = None,
         observe_from: list[int] | None = None,
         select_from: list[int] | None = None,
+        temporary: list[bool] | None = None,
     ) -> Self:
         """Pack sequences whose tokens in this batch start at the positions `starts`."""
         count_array = np.asarray(counts, dtype=np.int64)
@@ -92,6 +95,7 @@ class Spans:
             (None,) * len(slots) if observe is None else tuple(observe),
             np.array(observe_from or [0] * len(slots), dtype=np.int64),
             np.array(select_from or [NEVER] * len(slots), dtype=np.int64),
+            np.array(temporary or [False] * len(slots), dtype=np.bool_),
         )
 
     def tokens_of(self, index: Sequence[int]) -> Tensor:
@@ -110,6 +114,7 @@ class Spans:
             tuple(self.observe[i] for i in index),
             self.observe_from[some],
             self.select_from[some],
+            self.temporary[some],
         )
 
     @cached_property

@@ -128,7 +128,7 @@ class CacheSize:
         tokens = self.num_blocks // layout.rows_per_seq * layout.block_size
         longest = self.max_positions(layout)
         count = max(self.max_num_seqs, tokens // longest)
-        return count * layout.state_bytes
+        return count * layout.prefix_state_bytes(min(longest, ceil_div(tokens, count)))
 
     def nbytes(self, layout: CacheLayout) -> int:
         """Add up the bytes of the cache but those of a value tier: blocks, free stacks, counts of holders, table pages,
@@ -142,6 +142,6 @@ class CacheSize:
             + 2 * self.num_pages * layout.page_bytes
             # and what each sequence has reserved
             + self.max_num_seqs * (2 * self.pages_per_seq + 3 * rows + 1) * _INT32
-            + self.max_num_seqs * layout.state_bytes
+            + self.max_num_seqs * layout.prefix_state_bytes(self.max_positions(layout))
             + self.prefix_state_bytes(layout)
         )

@@ -8,9 +8,11 @@ a side, with NAME the side, `k` or `v`; a pool's field of that name is [num_bloc
     fp8_e4m3       NAME uint8[d] (bits of e4m3fn), NAME_scale f16[d/g]            e4m3(NAME[i]) * scale
     int8           NAME int8[d], NAME_scale f16[d/g]                              NAME[i] * scale
     int4 3 2       NAME uint8[d*bits/8], NAME_scale f16[d/g], NAME_min f16[d/g]   code[i] * scale + min
+    int4-outlier   as int4, then NAME_outlier f16[n], NAME_channel uint8[n]       + outlier[m] if channel[m] = i
 
-`winnow.cache.packing` says where the code of a channel lies in its group's bytes. Codes of int8 are -127 to 127;
-those of b bits 0 to 2**b - 1.
+`winnow.cache.packing` says where the code of a channel lies in its group's bytes. n is the nearest to 1 % of the
+channels, at least 1; outliers of a vector are in distinct channels, and what is stored is the rest beside the decoded
+code, so that it is added whatever the code. Codes of int8 are -127 to 127; those of b bits 0 to 2**b - 1.
 
 All arithmetic is float32. Encoding, which kernels repeat operation by operation (no fused multiply-add; `/` and
 `round`, to nearest even, as IEEE 754 has them):
@@ -19,6 +21,8 @@ All arithmetic is float32. Encoding, which kernels repeat operation by operation
                 code = round(y) held in -127..127, or e4m3(y held in -448..448)
     b bits:     min = f16(least x), scale = f16((greatest x - min) / (2**b - 1));
                 code = round((x - min) / scale) held in 0..2**b-1, or 0 where scale is 0
+    outliers:   n times the channel with the greatest |x| that is left, ties to the first; they count for neither min
+                nor scale; outlier = f16(x - (code * scale + min))
 
 A vector with NaN, infinity, or a value whose scale or min is beyond float16 decodes to NaN in that group, which makes
 the logits of its request not finite and so fails the request by name, and no other.
@@ -190,17 +194,8 @@ class AffineFormat(_Grouped):
         return code, scales, scales._replace(name=f"{side}_min")
 
     def encode(self, x: "Tensor") -> "tuple[Tensor, ...]":
-        import torch
-
-        from winnow.cache.packing import pack
-
-        group, levels = self.channels(x.shape[-1]), 2**self.bits - 1
-        grouped = x.float().unflatten(-1, (-1, group))
-        least = grouped.amin(dim=-1, keepdim=True).half()
-        span = grouped.amax(dim=-1, keepdim=True) - least.float()
-        scale = (span / levels).clamp_min(0.0).half()
-        code = _divided(grouped - least.float(), scale.float()).round().clamp(0, levels)
-        return pack(code.to(torch.uint8).flatten(-2), self.bits, group), scale[..., 0], least[..., 0]
+        x = x.float()
+        return self._encode(x, x, x)
 
     def decode(self, *fields: "Tensor") -> "Tensor":
         from winnow.cache.packing import unpack
@@ -211,6 +206,74 @@ class AffineFormat(_Grouped):
         code = unpack(packed, self.bits, group).float().unflatten(-1, (groups, -1))
         return (code * scale.float()[..., None] + least.float()[..., None]).flatten(-2)
 
+    def _encode(self, x: "Tensor", low: "Tensor", high: "Tensor") -> "tuple[Tensor, ...]":
+        """Encode x with the range from the least of `low` to the greatest of `high`, in each group; all [..., d]."""
+        import torch
+
+        from winnow.cache.packing import pack
+
+        group = self.channels(x.shape[-1])
+        levels = 2**self.bits - 1
+        least = low.unflatten(-1, (-1, group)).amin(dim=-1, keepdim=True).half()
+        most = high.unflatten(-1, (-1, group)).amax(dim=-1, keepdim=True)
+        scale = ((most - least.float()) / levels).clamp_min(0.0).half()
+        y = _divided(x.unflatten(-1, (-1, group)) - least.float(), scale.float())
+        code = y.round().clamp(0, levels).to(torch.uint8).flatten(-2)
+        return pack(code, self.bits, group), scale[..., 0], least[..., 0]
+
+
+@dataclass(frozen=True)
+class OutlierFormat(AffineFormat):
+    """`AffineFormat`, and the largest channels of a vector in 16 bits (as KVQuant and GEAR keep some).
+
+    What is stored of such a channel is its difference from its code. Where that exceeds float16's range, since numbers
+    of a vector are more than 65,504 apart, the channel decodes to NaN.
+    """
+
+    suffixes = ("", "_scale", "_min", "_outlier", "_channel")
+    share: float = 0.01
+
+    @property
+    def name(self) -> str:
+        return f"int{self.bits}-outlier"
+
+    def count(self, head_dim: int) -> int:
+        return max(1, round(self.share * head_dim))
+
+    def fields(self, side: str, head_dim: int) -> tuple[Field, ...]:
+        if head_dim > 256:
+            raise ConfigError(
+                f"{self.name} KVs need a head_dim of at most 256, as a channel's index is a byte, got {head_dim}"
+            )
+        count = self.count(head_dim)
+        return (
+            *super().fields(side, head_dim),
+            Field(f"{side}_outlier", "float16", count),
+            Field(f"{side}_channel", "uint8", count),
+        )
+
+    def encode(self, x: "Tensor") -> "tuple[Tensor, ...]":
+        import torch
+
+        x = x.float()
+        left = x.abs()
+        channels = []
+        for _ in range(self.count(x.shape[-1])):
+            channels.append(left.argmax(dim=-1, keepdim=True))
+            left = left.scatter(-1, channels[-1], -1.0)
+        channel = torch.cat(channels, dim=-1)
+        kept = x.gather(-1, channel)
+        coded = self._encode(x, x.scatter(-1, channel, torch.inf), x.scatter(-1, channel, -torch.inf))
+        rest = (kept - super().decode(*coded).gather(-1, channel)).half()
+        # Infinity could make a logit -inf, which attention takes for a mask; NaN is noticed.
+        return *coded, rest.masked_fill(rest.isinf(), torch.nan), channel.to(torch.uint8)
+
+    def decode(self, *fields: "Tensor") -> "Tensor":
+        *coded, outlier, channel = fields
+        x = super().decode(*coded)
+        # A slot that was never written holds any index.
+        return x.scatter_add(-1, channel.long().clamp_max(x.shape[-1] - 1), outlier.float())
+
 
 def make_format(name: str, group: int | None = None) -> VectorFormat:
     """Return the format of that name, one of `KV_FORMATS` but `auto`; `group` is ignored by those without groups."""
@@ -218,7 +281,8 @@ def make_format(name: str, group: int | None = None) -> VectorFormat:
         return PlainFormat(name)
     if name not in NARROW_BITS:
         return SymmetricFormat(group, floating=name == "fp8_e4m3")
-    return AffineFormat(group, NARROW_BITS[name])
+    kind = OutlierFormat if name == "int4-outlier" else AffineFormat
+    return kind(group, NARROW_BITS[name])
 
 
 def _divided(x: "Tensor", scale: "Tensor") -> "Tensor":

@@ -1,7 +1,7 @@
 """The shape of a cache: which rows a sequence has, and what their blocks take. Imports no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.cache.codec import PairCodec, codec_of, round_up
+from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.row_groups import BlockCount, BlockKind, RowGroup
 from winnow.errors import ConfigError
+from winnow.values.kv_dtype import WideParts
 from winnow.values.value_tier import ValueTier
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ IntArray = NDArray[np.integer[Any]]
 # Entries in a table page, per row. With blocks of 16 slots a page covers 256 KVs of every row of a sequence.
 PAGE_ENTRIES = 16
 _INT32 = 4
+
+Window = tuple[range, int, int]
+"""Layers, places of first tokens (of all, in layers that are wide as a whole) and of recent ones; see `wide`."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -43,6 +48,8 @@ class CacheLayout:
     """float32 accumulators per slot that eviction policies may use, 0 to 2."""
     chunk: int | None = None
     """Most tokens that a step computes of one sequence; None: any number."""
+    wide: WideParts = field(default_factory=WideParts)
+    """KVs that are kept in 16 bits beside those in blocks (`winnow.cache.wide`)."""
     state_bytes: int = 0
     """Bytes of each sequence, and of each snapshot of a prefix, that further states take (`SlotState`)."""
     ranks: int = 1
@@ -300,3 +307,30 @@ class CacheLayout:
         """Return the blocks of each row of these, int64 [layers, heads]."""
         each = np.array([ceil_div(kvs, self.block_size) for kvs in self.seen(num_tokens)])
         return self.has_row * each[:, None]
+
+    # -- states --------------------------------------------------------------------------------------------------
+
+    def prefix_state_bytes(self, num_tokens: int) -> int:
+        """Return bytes of the states of a prefix, or a sequence, of `num_tokens` tokens, its blocks not counted."""
+        return self.wide_bytes(num_tokens) + self.state_bytes
+
+    def wide_bytes(self, max_positions: int) -> int:
+        windows = self.wide_windows(max_positions)
+        return self._bytes_of_places(sum(len(layers) * (sinks + recent) for layers, sinks, recent in windows))
+
+    def link_state_bytes(self, first: int, end: int, *, resumable: bool) -> int:
+        """Return bytes of the states kept with tokens `first` to `end` of a prefix: wide KVs that later tokens do not
+        displace and, if `resumable`, the state after them."""
+        sinks, layers = max(min(end, self.wide.sinks) - first, 0), self.wide.layers
+        places = layers * (end - first) + (self.num_layers - layers) * sinks
+        return self._bytes_of_places(places) + (self.state_bytes if resumable else 0)
+
+    def wide_windows(self, max_positions: int) -> list[Window]:
+        wide, layers = self.wide, range(self.num_layers)
+        whole = [(layers[: wide.layers], max_positions, 0)] if wide.layers else []
+        rest = [(layers[wide.layers :], wide.sinks, wide.recent)] if wide.sinks or wide.recent else []
+        return whole + rest
+
+    def _bytes_of_places(self, places: int) -> int:
+        vectors = 2 * self.num_kv_heads * ITEM_BYTES[self.wide.dtype]
+        return places and places * (vectors * self.head_dim + _INT32)

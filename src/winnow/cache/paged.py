@@ -16,6 +16,7 @@ from winnow.cache.pool import KVPool
 from winnow.cache.slot_states import SlotStates
 from winnow.cache.tiers.host_tier import HostTier
 from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsPlaced, RowsRestored, RowsSaved
+from winnow.cache.wide import WideWindow
 from winnow.errors import describe_error
 
 
@@ -98,6 +99,7 @@ class PagedCache:
     pool: KVPool
     tables: BlockTables
     host: HostTier | None = None  # None: no update saves anything
+    windows: tuple[WideWindow, ...] = ()  # what is kept in 16 bits beside narrow KVs
     states: SlotStates = field(default_factory=SlotStates)  # everything of sequences that is no block
     rotation: KeyRotation | None = None  # None: keys stay at their positions
 
@@ -107,11 +109,19 @@ class PagedCache:
     ) -> "PagedCache":
         """Take the memory; that of the host tier, at most `host_bytes`, is taken as it is used."""
         pool = KVPool(layout, size.by_kind, device)
-        return cls(pool, BlockTables(layout, size, device), HostTier(pool, host_bytes))
+        wide = tuple(
+            WideWindow(layout, size.max_num_seqs, number, window, device)
+            for number, window in enumerate(layout.wide_windows(size.max_positions(layout)))
+        )
+        tables = BlockTables(layout, size, device)
+        return cls(pool, tables, HostTier(pool, host_bytes), wide, SlotStates(wide))
 
     @property
     def nbytes(self) -> int:
-        return self.pool.nbytes + self.tables.nbytes
+        return self.pool.nbytes + self.tables.nbytes + sum(each.total_bytes for each in self.windows)
+
+    def window(self, layer: int) -> WideWindow | None:
+        return next((each for each in self.windows if layer in each.layers), None)
 
     def apply(self, update: CacheUpdate) -> None:
         """Apply a ledger's update: copies of states and blocks, also to and from the host tier, then tables and

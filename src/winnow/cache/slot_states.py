@@ -27,7 +27,7 @@ class SlotState:
             begins with it too.
     """
 
-    name: ClassVar[str]
+    name: str
     of_prefix: ClassVar[bool] = False
 
     def nbytes(self, slot: int) -> int:

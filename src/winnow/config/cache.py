@@ -7,7 +7,7 @@ from pathlib import Path
 from winnow.config.option import Effect, option
 from winnow.errors import ConfigError
 from winnow.values.checks import check_choice, check_integer, check_number, require
-from winnow.values.kv_dtype import AUTO, KV_FORMATS, ROTATIONS, KVDtype, check_group
+from winnow.values.kv_dtype import AUTO, KV_FORMATS, ROTATIONS, KVDtype, WideParts, check_group
 from winnow.values.reuse import DOCUMENTS, EXACT, REUSES
 from winnow.values.units import format_bytes, parse_bytes
 from winnow.values.value_tier import ValueTier
@@ -126,6 +126,11 @@ class CacheConfig:
         "give every KV a bias of 2 bytes that attention adds to its logits, as policies need that fit what they keep; "
         "on where the engine's own policy is one of them",
     )
+    kv_wide: str | None = option(
+        None,
+        "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "
+        "others first and last tokens; room for them is set aside for max_num_seqs sequences and for prefixes",
+    )
     value_tier: str | None = option(
         None,
         "where the values of the upper layers lie, while all keys stay on the device, such as host:L=1,N=128 or "
@@ -173,7 +178,9 @@ class CacheConfig:
             )
         check_group("kv_group", self.kv_group)
         check_choice("kv_rotate", self.kv_rotate, ROTATIONS)
-        _ = self.kv_dtype, self.tier
+        _ = self.kv_dtype, self.wide_parts
+        if self.tier is not None and self.kv_wide is not None:
+            raise ConfigError(f"value_tier does not go with kv_wide={self.kv_wide}, got {self.value_tier}")
 
     @property
     def usual_reuse(self) -> str:
@@ -184,6 +191,10 @@ class CacheConfig:
     def kv_dtype(self) -> KVDtype:
         """Formats of keys and values; `auto` is not resolved."""
         return KVDtype.parse(AUTO if self.kv_cache_dtype is None else self.kv_cache_dtype)
+
+    @cached_property
+    def wide_parts(self) -> WideParts:
+        return WideParts.parse(self.kv_wide)
 
     @cached_property
     def tier(self) -> ValueTier | None:

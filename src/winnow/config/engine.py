@@ -32,7 +32,7 @@ class EngineConfig:
     def counts_bytes(self) -> bool:
         """Whether `compression` is of bytes, for which a format of KVs is to be chosen."""
         cache, eviction = self.cache, self.eviction
-        said = cache.kv_cache_dtype, cache.kv_group, cache.value_tier, eviction.eviction
+        said = cache.kv_cache_dtype, cache.kv_group, cache.kv_wide, cache.value_tier, eviction.eviction
         return eviction.compression is not None and not any(said)
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ class Engine:
         self._looks_ahead = self._overlaps = executor.overlaps
         self._last_end: float | None = None
         layout = getattr(executor, "layout", None)  # None: an engine with a cache of another kind
-        fixed = layout is None or layout.value_tier is not None
+        fixed = layout is None or layout.wide.any or layout.value_tier is not None
         self._check = AnswerCheck(0.0 if fixed else config.eviction.check, config.model.seed)
         if layout is not None:
             scheduler.decisions.agreement = self._check.record

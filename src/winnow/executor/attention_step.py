@@ -119,14 +119,14 @@ def with_own_parts(
 ) -> BackendStep:
     """Prepare a batch, divided where replays attend to their own part, and tokens of pictures to later ones.
 
-    Keys and values of all tokens are written before.
+    Keys and values of all tokens are written before. Where some are kept wide, which slots find, replays read all.
 
     Args:
         two_way: by sequence of the batch with such pictures, positions of the last KVs that its tokens see.
         windowed: only in layers with a window.
     """
     whole = backend.prepare(cache, spans)
-    apart = {span.slot: span for span in replays if span.replay.own_part}
+    apart = {span.slot: span for span in replays if span.replay.own_part and not cache.windows}
     if not apart and not two_way:
         return whole
     parts, others = [], []

@@ -29,7 +29,7 @@ def reuse_refusal(model: LoadedModel, layout: CacheLayout, *, hidden: bool) -> s
         or hidden
     ):
         return "its layers cannot be computed for some of a step's tokens"
-    if len(layout.kinds) > 1 or layout.has_windows or layout.state_bytes:
+    if len(layout.kinds) > 1 or layout.has_windows or layout.state_bytes or layout.wide.any:
         return "its layers do not all keep every token in one format"
     if model.geometry.latent or not isinstance(model.processor, str):
         return "its keys follow from more than tokens and positions"

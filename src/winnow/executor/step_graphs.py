@@ -104,6 +104,7 @@ class StaticBatch:
             observe=(shape.observe,) * shape.sequences,
             observe_from=ones * 0,
             select_from=ones * NEVER,
+            temporary=ones > 1,
             shape=shape,
             places=places,
         )

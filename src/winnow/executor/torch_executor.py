@@ -373,6 +373,7 @@ class TorchExecutor:
             observe=[observe for observe, _ in observed],
             observe_from=[first for _, first in observed],
             select_from=self._select_from(plan),
+            temporary=[entry.replay is not None for entry in plan.entries],
         )
 
     def _select_from(self, plan: StepPlan) -> list[int] | None:

@@ -219,7 +219,7 @@ class PrefixFiles:
             return "none of its files can be read as a prefix with its tokens"
         if all(loads(each.made_for)[1] != self.form.model for each in found):
             return "its prefixes were saved for another model, dtype or weight_dtype"
-        return "its prefixes were saved for another cache (kv_cache_dtype, kv_group, block_size)"
+        return "its prefixes were saved for another cache (kv_cache_dtype, kv_group, kv_wide, block_size)"
 
     # -- reading and writing -------------------------------------------------------------------------------------
 

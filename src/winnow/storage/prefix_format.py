@@ -12,6 +12,7 @@ from safetensors.numpy import save
 
 from winnow.cache import CacheLayout
 from winnow.cache.accounting.prefix_chain import PrefixKey, Snapshot
+from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.layout import IntArray, round_up
 from winnow.values.json_values import dump_json
 
@@ -52,7 +53,8 @@ class PrefixFormat:
         # Kinds have their codecs with groups and rotations, which names do not tell.
         kinds = [(kind.key_size, kind.value_size, repr(kind.codec), repr(kind.form)) for kind in layout.kinds]
         rows = layout.heads, layout.kind_of[:, 0].tolist(), layout.block_size
-        self.made_for = dump_json([FORMAT, model, kinds, rows])
+        wide = [repr(layout.wide)] * layout.wide.any
+        self.made_for = dump_json([FORMAT, model, kinds, rows, *wide])
 
     def file_name(self, key: PrefixKey) -> str:
         return sha256(self.made_for.encode() + key).hexdigest() + SUFFIX
@@ -102,6 +104,17 @@ class PrefixFormat:
                 (f"positions.{number}", (blocks, size), np.int32),
                 (f"accumulators.{number}", (num_accumulators, blocks, size), np.float32),
             ]
+        # Of a run of blocks, each has what is wide under its own number.
+        windows = [] if "links" in notes else layout.wide_windows(len(token_ids))
+        for number, (layers, sinks, recent) in enumerate(windows):
+            name, place = f"wide{number}", tensors.get(f"wide{number}.place", np.empty(0))
+            rows = len(layers), len(place)
+            vector = layout.head_dim * ITEM_BYTES[layout.wide.dtype]
+            vectors = len(layers), layout.num_kv_heads, len(place), vector
+            wanted += [(f"{name}.place", rows[1:], np.int64), (f"{name}.position", rows, np.int32)]
+            wanted += [(f"{name}.{side}", vectors, np.uint8) for side in "kv"]
+            if not ((place >= 0) & (place < sinks + recent)).all():
+                raise ValueError("something wide has no place")
         for name, shape, dtype in wanted:
             if not _is(tensors.get(name), dtype, shape):
                 raise ValueError(f"{name} must be {np.dtype(dtype)} {shape}")

@@ -94,6 +94,7 @@ ENGINE: Mapping[str, ForeignName] = {
         "weights are read as they were stored: a GGUF file holds quantized ones",
     ),
     **_free("calculate_kv_scales", "accepted: scales of kv_cache_dtype follow from the KVs", switch=True),
+    "kv_cache_dtype_skip_layers": ForeignName("kv_wide=layers=1 keeps first layers in 16 bits"),
     **_group("config_format", "a model has a config.json, or is a GGUF file", "auto", "hf"),
     **_group(
         "hf_config_path model_weights rope_scaling rope_theta hf_overrides override_attention_dtype",

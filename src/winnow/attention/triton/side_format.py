@@ -12,7 +12,7 @@ from winnow.errors import ConfigError
 from winnow.values.kv_dtype import KV_FORMATS
 
 # Suffixes of fields, by their names in a `SideFormat`.
-_SUFFIXES = {"scale": "scale", "least": "min"}
+_SUFFIXES = {"scale": "scale", "least": "min", "outlier": "outlier", "channel": "channel"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class SideFormat:
         code_length: elements of that field in a slot.
         group: channels that share a scale.
         block_size, block_bytes: slots of a block, and bytes to the next one.
-        code, scale, least: offsets of fields; 0 where there is none.
+        code, scale, least, outlier, channel: offsets of fields; 0 where there is none.
+        outliers: of a vector.
         bias: offset of the KV's bias, which keys have; 0 where there is none.
     """
 
@@ -42,6 +43,9 @@ class SideFormat:
     code: int
     scale: int = 0
     least: int = 0
+    outlier: int = 0
+    channel: int = 0
+    outliers: int = 0
     bias: int = 0
 
     @property
@@ -111,6 +115,7 @@ def _side_format(blocks: BlockKind, block: BlockFormat, side: str, form: VectorF
         block_size=blocks.size,
         block_bytes=block.nbytes,
         code=code,
+        outliers=placed[f"{side}_outlier"][0].length if "outlier" in offsets else 0,
         bias=placed[BIAS.name][1] if side == "k" and BIAS.name in placed else 0,
         **offsets,
     )

@@ -217,7 +217,7 @@ class PrefixIndex:
         Returns whether there was room for its state."""
         assert snapshot.key not in self._entries, "a snapshot is put once: ask `knows` first"
         assert not self._allocator.indexed[snapshot.blocks].any(), "two prefixes would hold a block"
-        if not self._count_state(snapshot.key, self._layout.state_bytes):
+        if not self._count_state(snapshot.key, self._layout.prefix_state_bytes(snapshot.num_tokens)):
             return False
         self._entries[snapshot.key] = self.snapshots[snapshot.key] = snapshot
         self._allocator.index(snapshot.blocks)
@@ -311,7 +311,7 @@ class PrefixIndex:
         """Forget a state, and with it the prefix, unless later states need its blocks."""
         entry = self._entries[key]
         is_tail = len(entry.token_ids) < self._layout.block_size
-        if isinstance(entry, PrefixLink) and entry.resumable and not is_tail:
+        if isinstance(entry, PrefixLink) and entry.resumable and not is_tail and not self._layout.wide.any:
             self._entries[key] = entry._replace(resumable=False)
             self._discard(key)
         else:

@@ -34,7 +34,7 @@ class PrefixRows:
         assert not rows.reserved[slot], "what is reserved is not shared"
         lengths = rows.layout.even_rows(self._index.num_tokens(keys) if num_tokens is None else num_tokens)
         self._require_pages(slot, lengths)
-        if rows.layout.state_bytes:
+        if rows.layout.prefix_state_bytes(1):
             rows.changes.copies.append(StateRestored(slot, tuple(keys)))
         self._begin(slot, lengths, self._index.hold(keys).T.ravel(), keys)
 
@@ -93,7 +93,7 @@ class PrefixRows:
         first = (index - (computed - lengths).clip(min=0) // size) * has_row
         positions = index * size, index * size + len(token_ids)
         resumable = resumable and self._rows.layout.state_bytes > 0
-        state_bytes = self._rows.layout.state_bytes if resumable else 0
+        state_bytes = self._rows.layout.link_state_bytes(*positions, resumable=resumable)
         blocks = self._rows.blocks([slot], first, first + has_row)
         is_new = self._index.put(
             key, token_ids, blocks, state_bytes, resumable=resumable, before=before, root=root
@@ -168,10 +168,11 @@ class PrefixRows:
         Returns:
             Keys of those that were not known, and for whose states there was room.
         """
-        kept = []
+        kept, layout = [], self._rows.layout
         columns = blocks.reshape(-1, len(links))
         for number, (key, token_ids, resumable) in enumerate(links):
-            state_bytes = self._rows.layout.state_bytes if resumable else 0
+            start = (first + number) * layout.block_size
+            state_bytes = layout.link_state_bytes(start, start + len(token_ids), resumable=resumable)
             column = columns[:, number].copy()
             if self._index.put(
                 key, token_ids, column, state_bytes, resumable=resumable, before=before, root=root

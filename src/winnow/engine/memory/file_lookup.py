@@ -101,7 +101,7 @@ class FileLookup:
             places = places[:last] + ([tier.place(tail)] if tail else [])
             if last and not tail and index.knows(keys[last - 1]):  # but not with states
                 places[last - 1] = tier.place(keys[last - 1])
-        else:
+        elif not self._layout.wide.any:  # as in memory: first tokens of a block bring no KVs in 16 bits
             tail = self._longest_tail(tier, sequence.prefix_ids, chain, last, most_tokens)[1]
             places = places[:last] + ([tier.place(tail)] if tail and not index.knows(tail) else [])
         wanted: dict[str, tuple[int, list[int]]] = {}  # by file: its first block, and which of its blocks

@@ -76,7 +76,7 @@ class PrefixSharing:
         if self._ledger.layout.state_bytes:
             chain.branches.add(len(keys) * self._ledger.layout.block_size)
             keys = index.longest_resumable(chain, keys, sequence.prefix_ids, most)
-        elif sequence.eviction is None:
+        elif sequence.eviction is None and not self._ledger.layout.wide.any:
             tail = index.common_tail(chain, keys, sequence.prefix_ids, most)
             if tail is not None:
                 computed = index.num_tokens(keys) + tail[1]
@@ -288,6 +288,8 @@ class PrefixSharing:
             most = sequence.packed[0].start - 1
         if sequence.forks:
             most = min(most, sequence.request.fork_at - 1)
+        # Blocks bring no recent KVs in 16 bits: those are the last ones of what is left to compute.
+        most = min(most, sequence.num_tokens - self._ledger.layout.wide.recent)
         return _num_shareable(sequence, most)
 
     def _state_points(self, sequence: Sequence, computed: int) -> set[int]:

@@ -67,6 +67,7 @@ class Drafts:
                 layout.state_bytes > 0 and layout.ranks > 1,
                 "with tensor_parallel_size layers that keep recurrent states cannot take tokens back",
             ),
+            (layout.wide.any, "kv_wide keeps the last KVs, rejected ones among them"),
             (layout.value_tier is not None, "value_tier moves values as they come"),
         ):
             if found:

@@ -19,6 +19,7 @@ from winnow.cache.codec import PlainCodec
 from winnow.cache.recurrent import Computed
 from winnow.errors import UnsupportedModelError
 from winnow.models.load.loaded import LoadedModel
+from winnow.values.kv_dtype import WideParts
 
 HALF = 0.2
 """Largest difference of logits, as a part of their norm, where numbers have fewer bits than float32: results differ by
@@ -52,7 +53,7 @@ def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: st
     if all(isinstance(codec, PlainCodec) for codec in layout.codecs):
         return
     groups = tuple(replace(group, window=None, tier=None) for group in layout.groups)
-    layout = replace(layout, groups=groups, chunk=None)
+    layout = replace(layout, groups=groups, chunk=None, wide=WideParts())
     length = min(_TOKENS, loaded.trained_len)
     tokens = random_tokens(loaded.vocab_size, length, loaded.device)
     backend = open_backend(attention_backend, loaded.device)

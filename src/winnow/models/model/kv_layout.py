@@ -8,6 +8,7 @@ from winnow.cache.layout import CacheLayout
 from winnow.config import CacheConfig
 from winnow.errors import ConfigError
 from winnow.values.checks import require
+from winnow.values.kv_dtype import PLAIN_FORMATS
 from winnow.values.value_tier import ValueTier
 
 
@@ -36,16 +37,21 @@ def configured_layout(
         latent: values are parts of their keys, which are latents.
     """
     kind = config.kv_dtype.resolved(dtype)
+    wide = replace(config.wide_parts, dtype="float16" if dtype == "float32" else dtype)
+    fewer = f"fewer layers than the model's {num_layers}"
+    require(wide.layers < num_layers, "kv_wide", fewer, config.kv_wide)
+    if wide.any and {kind.k, kind.v} <= set(PLAIN_FORMATS):
+        raise ConfigError(f"kv_wide={wide} keeps KVs in 16 bits beside a kv_cache_dtype of fewer, got {kind}")
     tier = config.tier
     if tier is not None:
-        what = f"fewer layers than the model's {num_layers}"
-        require(tier.layers < num_layers, "value_tier: L", what, tier.layers)
+        require(tier.layers < num_layers, "value_tier: L", fewer, tier.layers)
     bias = bias or config.kv_bias
     codec = make_codec(kind, config.kv_group, config.kv_rotate, bias)
-    if bias and tier is not None:
+    if bias and (wide.any or tier is not None):
+        option, value = ("kv_wide", wide) if wide.any else ("value_tier", tier)
         raise ConfigError(
-            "value_tier does not go with kv_bias, or a policy with compact, whose values are fitted in blocks on the "
-            f"device, got value_tier={tier}: leave one out"
+            f"{option} does not go with kv_bias, or a policy with compact, whose values are fitted in blocks on the "
+            f"device, got {option}={value}: leave one out"
         )
     if latent:
         codec = _of_latents(codec, tier)
@@ -53,7 +59,7 @@ def configured_layout(
     layout = CacheLayout.even(*sizes, codec, num_accumulators, windows, chunk, tier, shapes, latent)
     for each in layout.kinds:
         _ = each.form
-    return replace(layout, state_bytes=state_bytes)
+    return replace(layout, wide=wide, state_bytes=state_bytes)
 
 
 def _of_latents(codec: PairCodec, tier: ValueTier | None) -> PairCodec:

@@ -251,7 +251,7 @@ def load_vectors(
             else:
                 least = load_halves(storage, flat, index, known, SIDE.least, SIDE)
             size: tl.constexpr = group // 2
-            if tl.bfloat16 == DOT and SIDE.bits == 4 and size % 16 == 0:
+            if tl.bfloat16 == DOT and SIDE.bits == 4 and size % 16 == 0 and SIDE.outliers == 0:
                 byte = tl.load(at + (channel // group * size + channel % size), mask=inside, other=0)
                 shift = (channel % group // size * 4).to(tl.uint8)
                 x = bfloat16_of_nibbles(byte, shift, scale.to(tl.bfloat16), least.to(tl.bfloat16))
@@ -260,6 +260,13 @@ def load_vectors(
         else:
             code = tl.load(at + channel, mask=inside, other=0)
             x = (code.to(tl.float32) if kind == "int8" else float_of_e4m3(code)) * scale
+    outliers: tl.constexpr = SIDE.outliers
+    for m in tl.static_range(outliers):
+        rest_at = field_at(storage, flat, SIDE.outlier, outliers, tl.float16, 2, SIDE)
+        which_at = field_at(storage, flat, SIDE.channel, outliers, tl.uint8, 1, SIDE)
+        rest = tl.load(rest_at + m, mask=slot_inside, other=0.0).to(tl.float32)
+        which = tl.load(which_at + m, mask=slot_inside, other=0).to(tl.int32)
+        x += tl.where(which == channel, rest, 0.0)
     return x
 
 

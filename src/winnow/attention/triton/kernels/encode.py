@@ -71,6 +71,41 @@ def store_plane(
 
 
 @triton.jit
+def find_outliers(x_at, inside, COUNT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return the channels with the greatest |x|, ties to the first, NaN before all: int32 [H, COUNT or more], or -1."""
+    d = tl.arange(0, BLOCK_D)
+    shown = inside[:, None] & (d < HEAD_DIM)[None, :]
+    x = tl.load(x_at[:, None] + d[None, :], mask=shown, other=0.0).to(tl.float32)
+    # Bits of absolute values are in the order of the values.
+    left = tl.where(x != x, 0x7FFFFFFF, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    left = tl.where((d < HEAD_DIM)[None, :], left, -1)
+    m = tl.arange(0, triton.next_power_of_2(COUNT))
+    found = tl.zeros([inside.shape[0], m.shape[0]], tl.int32) - 1
+    for number in tl.static_range(COUNT):
+        channel = tl.argmax(left, axis=1).to(tl.int32)
+        found = tl.where((m == number)[None, :], channel[:, None], found)
+        left = tl.where(d[None, :] == channel[:, None], -1, left)
+    return found
+
+
+@triton.jit
+def store_outliers(storage, flat, x_at, inside, channel, number, least, scale, SIDE: tl.constexpr):
+    """Store what the codes of the channels of a group with this number leave of x; channel: [H, outliers or more]."""
+    count: tl.constexpr = SIDE.outliers
+    m = tl.arange(0, channel.shape[1])
+    shown = inside[:, None] & (m < count)[None, :] & (channel // SIDE.group == number)
+    x = tl.load(x_at[:, None] + channel, mask=shown, other=0.0).to(tl.float32)
+    code = affine_codes(x, least[:, None], scale[:, None], SIDE.bits).to(tl.float32)
+    rest = (x - (code * scale[:, None] + least[:, None])).to(tl.float16)
+    # Infinity could make a logit -inf, which attention takes for a mask; NaN is noticed.
+    rest = tl.where(tl.abs(rest.to(tl.float32)) == float("inf"), float("nan"), rest.to(tl.float32))
+    at = field_at(storage, flat, SIDE.outlier, count, tl.float16, 2, SIDE)
+    tl.store(at[:, None] + m[None, :], rest.to(tl.float16), shown)
+    at = field_at(storage, flat, SIDE.channel, count, tl.uint8, 1, SIDE)
+    tl.store(at[:, None] + m[None, :], channel.to(tl.uint8), shown)
+
+
+@triton.jit
 def store_vectors(
     storage, flat, x_at, inside, SIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
 ):
@@ -89,12 +124,19 @@ def store_vectors(
         scale_at = field_at(storage, flat, SIDE.scale, groups, tl.float16, 2, SIDE)
         i = tl.arange(0, triton.next_power_of_2(group))
         shown = inside[:, None] & (i < group)[None, :]
+        if SIDE.outliers > 0:
+            channel = find_outliers(x_at, inside, SIDE.outliers, HEAD_DIM, BLOCK_D)
         for number in range(groups):
             first = x_at + number * group
             x = tl.load(first[:, None] + i[None, :], mask=shown, other=0.0).to(tl.float32)
             if kind == "affine":
                 low = tl.where(shown, x, float("inf"))
                 high = tl.where(shown, x, float("-inf"))
+                if SIDE.outliers > 0:
+                    each = (number * group + i)[None, :, None] == channel[:, None, :]
+                    kept = tl.max(each.to(tl.int32), axis=2) > 0
+                    low = tl.where(kept, float("inf"), low)
+                    high = tl.where(kept, float("-inf"), high)
                 broken = any_nan(low)
                 least = nan_where(tl.min(low, axis=1), broken).to(tl.float16)
                 most = nan_where(tl.max(high, axis=1), broken)
@@ -109,6 +151,8 @@ def store_vectors(
                     store_plane(code_at + group // 4, first, inside, least, wide, 3, 2, 1, group)
                 else:
                     store_plane(code_at, first, inside, least, wide, SIDE.bits, 0, SIDE.bits, group)
+                if SIDE.outliers > 0:
+                    store_outliers(storage, flat, x_at, inside, channel, number, least, wide, SIDE)
             else:
                 limit: tl.constexpr = 127.0 if kind == "int8" else 448.0
                 size = nan_where(tl.max(tl.abs(x), axis=1), any_nan(x))
