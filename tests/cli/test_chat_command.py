@@ -177,6 +177,10 @@ def test_a_line_that_is_no_utf_8_is_one_error(
     [
         (("--system", "\udcff"), "--system must be UTF-8 text"),
         (("--stop", "\udcff"), "--stop: must be UTF-8 text"),
+        (("--url", "\udcff"), "--url must be the address of a server"),
+        (("--url", "http://a:b"), "--url must be the address of a server"),
+        (("--url", "127.0.0.1:8000"), "--url must be the address of a server"),
+        (("--url", "http://127.0.0.1:9", "--api-key", "\xe9"), "--api-key must be ASCII"),
     ],
 )
 def test_options_that_cannot_be_used(
@@ -185,6 +189,31 @@ def test_options_that_cannot_be_used(
     assert main(["chat", *words]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("winnow: error: ") and message in shown and shown.count("\n") == 1
+
+
+def test_a_server_says_who_it_is(typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fastapi")
+    from tests.server.running import running
+
+    from winnow import LLM
+
+    typed("Question: What is the hobby of Tom?\n")
+    with LLM(kv_memory="16MiB") as llm, running(llm) as server:
+        assert main(["chat", "--url", server.address, "--max-tokens", "4"]) == 0
+        shown = capsys.readouterr()
+        assert f"winnow: winnow-demo, context 4096 tokens at {server.address}" in shown.err
+        assert shown.out.strip()
+
+
+def test_options_of_a_model_here_mean_nothing_to_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://127.0.0.1:9", "--kv-memory", "1GiB"]) == 2
+    assert "option of a model here" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there(typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    typed("hello\n")
+    assert main(["chat", "--url", "http://127.0.0.1:9"]) == 1
+    assert "does not answer" in capsys.readouterr().err
 
 
 def test_a_conversation_is_kept_and_resumed(

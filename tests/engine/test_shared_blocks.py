@@ -33,7 +33,6 @@ POLICIES = {
         ("within and decoding, all queries", "batch-max", _WITHIN),
         ("keys alone", "leverage", {}),
         ("within, keys alone", "leverage-pd", _WITHIN),
-        ("within by keys, then a window", "winnow-seen-pd", {"prefill_every": 32}),
         ("replay", "kvzip", {}),
         ("no queries", "streaming", _WITHIN),
     )

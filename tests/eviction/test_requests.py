@@ -65,7 +65,10 @@ def llm(directory: Path) -> Iterator[LLM]:
             lambda: When(prefill_every=8, after_prefill=True, prefill_compression=0.5),
             "prefill_compression must be at least 1, got 0.5",
         ),
-        (lambda: When(prefill_every=8, prefill_compression=4.0), "it needs prefill_every and after_prefill"),
+        (
+            lambda: When(prefill_every=8, prefill_compression=4.0),
+            "prefill_compression needs prefill_every and after_prefill",
+        ),
         (lambda: When(decode_every=0), "decode_every must be at least 1, got 0"),
         (lambda: Keep(sinks=-1), "sinks must be at least 0, got -1"),
         (lambda: Keep(recent=1.5), "recent must be a count, or a share between 0.0 and 1.0, got 1.5"),

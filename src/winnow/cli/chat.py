@@ -1,4 +1,4 @@
-"""`winnow chat`: a conversation in the terminal."""
+"""`winnow chat`: a conversation in the terminal, with a model here or on a server."""
 
 import argparse
 import base64
@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from winnow.process.resources import resident_bytes
 from winnow.values.units import format_bytes
 
 DESCRIPTION = """\
-Talk to a model in the terminal; `winnow serve` has a page for it at /chat.
+Talk to a model in the terminal, here or, with --url, on a server of the OpenAI API.
 
 --session NAME keeps the conversation and resumes it; --continue resumes the last one without a name.
 /file PATH puts a text before the next question, /image PATH an image, /stats shows what the conversation takes, /reset
@@ -34,6 +35,7 @@ examples:
   winnow chat path/to/vision-model --image photo.jpg
   winnow chat --session holidays
   winnow chat --system "Answer in one sentence." --eviction winnow --compression 4
+  winnow chat --url http://127.0.0.1:8000 --api-key $KEY
 """
 _HELP = """\
 /file PATH  put a text before the next question
@@ -52,43 +54,22 @@ _NAME = re.compile(r"(?!\.)[\w.-]{1,64}")
 Message = dict[str, Any]
 
 
-class Partner:
-    """The model as a partner of conversations; `num_tokens` are those of the prompt before the last answer, and of the
-    answer."""
+class Partner(ABC):
+    """Conversation partner that answers."""
 
-    def __init__(self, llm: Any, params: Any, session: str | None) -> None:
-        self._llm, self._params, self._session, self._speed_shown = llm, params, session, False
-        self.num_tokens: tuple[int, int] | None = None
+    session: str | None = None
+    num_tokens: tuple[int, int] | None = None
+    """Of the prompt before the last answer, and of the answer."""
 
-    def introduction(self) -> list[str]:
-        model = self._llm.config.model.model
-        name = "the demo model" if model is None else Path(model).resolve().name
-        return engine.engine_lines(self._llm, name)
+    @abstractmethod
+    def introduction(self) -> list[str]: ...
 
-    def answer(self, messages: list[Message]) -> Iterator[str]:
-        shown, self.num_tokens = 0, None
-        outputs: Any = self._llm.stream_chat(messages, self._params, session_id=self._session)
-        shown_before, self._speed_shown = self._speed_shown, True
-        with closing(outputs if shown_before else engine.with_speed(self._llm, outputs)) as answers:
-            for output in answers:
-                output.raise_for_error()
-                self.num_tokens = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
-                text = output.outputs[0].text
-                yield text[shown:]
-                shown = len(text)
+    @abstractmethod
+    def answer(self, messages: list[Message]) -> Iterator[str]: ...
 
+    @abstractmethod
     def stats(self) -> list[str]:
         """Return lines on what it takes; the first has a few words."""
-        stats, took = self._llm.stats(), resident_bytes()
-        memory = stats.kv_bytes_used, stats.kv_bytes_peak, stats.kv_bytes_budget
-        now, most, whole = map(format_bytes, memory)
-        return [
-            *([] if took is None else [f"{format_bytes(took)} of memory"]),
-            f"conversation: {sum(self.num_tokens or (0,))} of {self._llm.max_model_len} tokens of context",
-            f"KV memory: {now} in use, at most {most} so far, of {whole}",
-            f"computed so far: {stats.prompt_tokens} tokens of prompts, {stats.generated_tokens} of answers; "
-            f"{stats.cached_tokens} more of prompts were there already",
-        ]
 
 
 class ConversationLog:
@@ -151,6 +132,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--file", metavar="FILE", help="put this text before the first question")
     add_image_flag(parser, "put this image before the first question; may be repeated")
+    parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's; also from WINNOW_API_KEY")
     engine.add_engine_flags(parser)
     engine.add_sampling_flags(parser, "sampling", skip=engine.OF_SEVERAL, defaults=_DEFAULTS)
 
@@ -164,14 +147,23 @@ def execute(namespace: argparse.Namespace) -> int:
     text = None if namespace.file is None else read_prompt(None, namespace.file)
     images = [_image_uri(each) for each in namespace.image]
     with ExitStack() as stack:
-        options = engine.usual_model(namespace, options)
-        llm = stack.enter_context(engine.open_llm(options))
-        _require_template(llm, options)
-        params = engine.conversation_params(llm, _DEFAULTS, typed)
-        partner = Partner(llm, params, namespace.session)
+        partner: Partner
+        if namespace.url is not None:
+            if extra := sorted(set(options) - {"model"}):
+                raise UsageError(
+                    f"--{extra[0].replace('_', '-')} is an option of a model here, not of a server"
+                )
+            key = namespace.api_key or os.environ.get("WINNOW_API_KEY")
+            partner = _Remote(namespace.url, key, options.get("model"), typed)
+        else:
+            options = engine.usual_model(namespace, options)
+            llm = stack.enter_context(engine.open_llm(options))
+            _require_template(llm, options)
+            partner = _Local(llm, engine.conversation_params(llm, _DEFAULTS, typed))
         # What a program pipes in is its own to keep.
         kept = namespace.session is not None or namespace.goes_on or sys.stdin.isatty()
         log = ConversationLog(namespace.session) if kept else None
+        partner.session = namespace.session
         for line in (*partner.introduction(), "winnow: /help lists commands, /exit or Ctrl-D ends"):
             print(line, file=sys.stderr)
         resumes = namespace.session is not None or namespace.goes_on
@@ -306,3 +298,108 @@ def _complaining() -> Iterator[None]:
         yield
     except WinnowError as error:
         _complain(str(error))
+
+
+class _Local(Partner):
+    def __init__(self, llm: Any, params: Any) -> None:
+        self._llm, self._params, self._speed_shown = llm, params, False
+
+    def introduction(self) -> list[str]:
+        model = self._llm.config.model.model
+        name = "the demo model" if model is None else Path(model).resolve().name
+        return engine.engine_lines(self._llm, name)
+
+    def answer(self, messages: list[Message]) -> Iterator[str]:
+        shown, self.num_tokens = 0, None
+        outputs: Any = self._llm.stream_chat(messages, self._params, session_id=self.session)
+        shown_before, self._speed_shown = self._speed_shown, True
+        with closing(outputs if shown_before else engine.with_speed(self._llm, outputs)) as answers:
+            for output in answers:
+                output.raise_for_error()
+                self.num_tokens = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
+                text = output.outputs[0].text
+                yield text[shown:]
+                shown = len(text)
+
+    def stats(self) -> list[str]:
+        stats, took = self._llm.stats(), resident_bytes()
+        memory = stats.kv_bytes_used, stats.kv_bytes_peak, stats.kv_bytes_budget
+        now, most, whole = map(format_bytes, memory)
+        return [
+            *([] if took is None else [f"{format_bytes(took)} of memory"]),
+            f"conversation: {sum(self.num_tokens or (0,))} of {self._llm.max_model_len} tokens of context",
+            f"KV memory: {now} in use, at most {most} so far, of {whole}",
+            f"computed so far: {stats.prompt_tokens} tokens of prompts, {stats.generated_tokens} of answers; "
+            f"{stats.cached_tokens} more of prompts were there already",
+        ]
+
+
+class _Remote(Partner):
+    def __init__(self, url: str, key: str | None, model: str | None, typed: dict[str, Any]) -> None:
+        import httpx
+
+        fault = f"--url must be the address of a server, as http://127.0.0.1:8000, got {url!r:.80}"
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(fault)
+        if not (key or "").isascii():
+            raise UsageError("--api-key must be ASCII")
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        try:
+            self._client = httpx.Client(
+                base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=600
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UsageError(f"{fault}: {error}") from None
+        self._errors = httpx.HTTPError
+        self._typed = typed
+        self._body = _DEFAULTS | typed | ({} if model is None else {"model": str(model)})
+
+    def introduction(self) -> list[str]:
+        try:
+            models = self._client.get("/v1/models").json()["data"]
+            recommended = models[0].get("sampling_defaults")  # a server of another kind does not say
+            self._body |= (recommended or {}) | self._typed
+            names = f"{models[0]['id']}, context {models[0].get('max_model_len', '?')} tokens"
+        except (self._errors, ValueError, LookupError, TypeError):  # the first question will say why
+            names = "a server"
+        return [f"winnow: {self._body.get('model', names)} at {self._client.base_url}"]
+
+    def answer(self, messages: list[Message]) -> Iterator[str]:
+        session = {} if self.session is None else {"session_id": self.session}
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        body, self.num_tokens = {**self._body, **session, "messages": messages, **usage}, None
+        try:
+            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise UsageError(_message(response.text))
+                ended = False
+                for line in response.iter_lines():
+                    if line.startswith("data:") and line[5:].strip() != "[DONE]":
+                        chunk = json.loads(line[5:])
+                        if "error" in chunk:
+                            raise UsageError(chunk["error"]["message"])
+                        if spent := chunk.get("usage"):
+                            self.num_tokens = spent["prompt_tokens"], spent["completion_tokens"]
+                        for choice in chunk["choices"]:
+                            ended = ended or choice.get("finish_reason") is not None
+                            yield choice["delta"].get("content") or ""
+        except self._errors as error:
+            raise UsageError(f"the server does not answer: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"the server's answer is no chat of OpenAI's API: {error!r:.80}") from None
+        if not ended:
+            raise UsageError("the server's answer breaks off, or is no chat of OpenAI's API")
+
+    def stats(self) -> list[str]:
+        return [
+            f"{sum(self.num_tokens or (0,))} tokens of context",
+            f"the server's page: {self._client.base_url}",
+        ]
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:300]

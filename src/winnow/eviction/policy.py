@@ -51,10 +51,7 @@ class When:
             if not self.prefill_compression >= 1.0:
                 raise ConfigError(f"prefill_compression must be at least 1, got {self.prefill_compression}")
             if self.prefill_every is None or self.within or not self.after_prefill:
-                raise ConfigError(
-                    "prefill_compression is of rounds within the prompt that one behind it follows: it needs "
-                    "prefill_every and after_prefill, and does not go with within"
-                )
+                raise ConfigError("prefill_compression needs prefill_every and after_prefill, and no within")
         if self.within and self.prefill_every is None:
             raise ConfigError("within needs prefill_every: it says how many tokens the budget has room for")
         if self.late and (self.after_prefill or self.in_prefill or not self.pressure):

@@ -75,8 +75,7 @@ KEYS = "winnow-keys"
 """The preset for every prompt, whatever is asked of it later."""
 SEEN = "winnow-seen"
 """The preset for prompts that end with their question."""
-SEEN_PD = "winnow-seen-pd"
-"""The same for prompts that do not fit into memory."""
+SEEN_PD = "winnow-seen-pd"  # the same for prompts that do not fit into memory
 SENTENCE = "winnow-sentence"  # the same for models of few rows, or whose rotation of keys is not known
 
 PRESETS: dict[str, Preset] = {

@@ -51,49 +51,36 @@ SHARED: tuple[str, ...] = (
 
 RESPONSE_TEMPLATES: Mapping[str, str] = {
     "hermes": "hermes",
-    "qwen3_coder": "qwen3-coder",
-    "qwen3_xml": "qwen3-coder",
-    "deepseek_r1": "think",
-    "qwen3": "think",
+    **dict.fromkeys(("qwen3_coder", "qwen3_xml"), "qwen3-coder"),
+    **dict.fromkeys(("deepseek_r1", "qwen3"), "think"),
 }
 """Values of `tool_call_parser` and `reasoning_parser` -> the `response_template` that does the same."""
 
-_SAMPLING = "winnow.sampling.params"
-_STRUCTURED = "winnow.sampling.structured"
 _HERE = "winnow_vllm"
 _METRICS = {name: "winnow.vllm.metrics" for name in ("Metric", "Counter", "Gauge", "Histogram", "Vector")}
 _PARSER = {"FlexibleArgumentParser": _HERE}
 _ENGINE_ARGS = {"EngineArgs": _HERE, "AsyncEngineArgs": _HERE}
 _ENGINES = {"LLMEngine": _HERE, "AsyncLLMEngine": _HERE, "AsyncLLM": _HERE}
 _PROMPTS = {"TextPrompt": "winnow.prompts", "TokensPrompt": "winnow.prompts", "PromptType": "winnow.prompts"}
-_CLEANUP = {"cleanup_dist_env_and_memory": _HERE}
 
 MODULES: Mapping[str, Mapping[str, str]] = {
+    **{name: {} for name in ("beam_search", "entrypoints", "lora", "lora.request", "usage")},
+    **{name: {} for name in ("v1", "v1.engine", "v1.metrics")},
+    **dict.fromkeys(("engine.llm_engine", "engine.async_llm_engine"), _ENGINES),
+    **dict.fromkeys(("v1.engine.async_llm", "v1.engine.llm_engine"), _ENGINES),
     "sampling_params": {
-        **{"SamplingParams": _SAMPLING, "RequestOutputKind": _SAMPLING},
-        **{"GuidedDecodingParams": _STRUCTURED, "StructuredOutputsParams": _STRUCTURED},
+        **dict.fromkeys(("SamplingParams", "RequestOutputKind"), "winnow.sampling.params"),
+        **dict.fromkeys(("GuidedDecodingParams", "StructuredOutputsParams"), "winnow.sampling.structured"),
     },
-    "inputs": _PROMPTS,
-    "inputs.data": _PROMPTS,
-    "beam_search": {},
+    **dict.fromkeys(("inputs", "inputs.data"), _PROMPTS),
     "engine.arg_utils": _ENGINE_ARGS,
-    "engine.llm_engine": _ENGINES,
-    "engine.async_llm_engine": _ENGINES,
-    "entrypoints": {},
     "entrypoints.llm": {"LLM": "winnow.llm"},
-    "lora": {},
-    "lora.request": {},
-    "v1": {},
-    "v1.engine": {},
-    "v1.engine.async_llm": _ENGINES,
-    "v1.engine.llm_engine": _ENGINES,
-    "v1.metrics": {},
     "v1.metrics.reader": _METRICS,
     "utils": {**_PARSER, "random_uuid": _HERE},
     "utils.argparse_utils": _PARSER,
-    "distributed": _CLEANUP,
-    "distributed.parallel_state": _CLEANUP,
-    "usage": {},
+    **{
+        name: {"cleanup_dist_env_and_memory": _HERE} for name in ("distributed", "distributed.parallel_state")
+    },
     "usage.usage_lib": {"UsageContext": _HERE},
     "logger": {"init_logger": _HERE},
 }

@@ -14,7 +14,6 @@ from winnow_lab.evaluate.tasks.task import CountTokens, TaskSettings, check_leng
 
 _MODULES = ("argparse", "csv", "difflib", "shutil", "smtplib", "statistics", "tarfile", "textwrap", "zipfile")
 _LINES = range(4, 10)
-_ANSWER_ROOM = 8
 
 
 class CodeTask:
@@ -62,8 +61,7 @@ def _sample(settings: TaskSettings, category: str, tokens: int, number: int) -> 
 def _question(text: str, category: str, count_tokens: CountTokens) -> Question:
     first, *lines = text.splitlines()
     answer = lines[0].strip() if category == "line" else "\n".join(lines)
-    most = count_tokens("\n".join(lines)) + _ANSWER_ROOM
-    return Question(f"\n\n{first}", (answer,), "match-part", most)
+    return Question(f"\n\n{first}", (answer,), "match-part", count_tokens(text) + 8)
 
 
 @cache
@@ -76,11 +74,8 @@ def _functions() -> tuple[str, ...]:
 def _of_module(name: str) -> Iterator[str]:
     source = (Path(sysconfig.get_path("stdlib")) / f"{name}.py").read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.FunctionDef)
-            and node.body[0].lineno == node.lineno + 1
-            and not node.decorator_list
-        ):
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
             text = dedent("\n".join(source.splitlines()[node.lineno - 1 : node.end_lineno]))
-            if len(text.splitlines()) in _LINES and "\n\n" not in text:
+            one_line = node.body[0].lineno == node.lineno + 1  # its head; then the body
+            if one_line and len(text.splitlines()) in _LINES and "\n\n" not in text:
                 yield text
