@@ -49,39 +49,8 @@ SHARED: tuple[str, ...] = (
 )  # fmt: skip
 """Arguments of both. None, which is vLLM's default of many, is as if they were left out."""
 
-RESPONSE_TEMPLATES: Mapping[str, str] = {
-    "hermes": "hermes",
-    **dict.fromkeys(("qwen3_coder", "qwen3_xml"), "qwen3-coder"),
-    **dict.fromkeys(("deepseek_r1", "qwen3"), "think"),
-}
+RESPONSE_TEMPLATES: Mapping[str, str] = _TABLE["RESPONSE_TEMPLATES"]
 """Values of `tool_call_parser` and `reasoning_parser` -> the `response_template` that does the same."""
 
-_HERE = "winnow_vllm"
-_METRICS = {name: "winnow.vllm.metrics" for name in ("Metric", "Counter", "Gauge", "Histogram", "Vector")}
-_PARSER = {"FlexibleArgumentParser": _HERE}
-_ENGINE_ARGS = {"EngineArgs": _HERE, "AsyncEngineArgs": _HERE}
-_ENGINES = {"LLMEngine": _HERE, "AsyncLLMEngine": _HERE, "AsyncLLM": _HERE}
-_PROMPTS = {"TextPrompt": "winnow.prompts", "TokensPrompt": "winnow.prompts", "PromptType": "winnow.prompts"}
-
-MODULES: Mapping[str, Mapping[str, str]] = {
-    **{name: {} for name in ("beam_search", "entrypoints", "lora", "lora.request", "usage")},
-    **{name: {} for name in ("v1", "v1.engine", "v1.metrics")},
-    **dict.fromkeys(("engine.llm_engine", "engine.async_llm_engine"), _ENGINES),
-    **dict.fromkeys(("v1.engine.async_llm", "v1.engine.llm_engine"), _ENGINES),
-    "sampling_params": {
-        **dict.fromkeys(("SamplingParams", "RequestOutputKind"), "winnow.sampling.params"),
-        **dict.fromkeys(("GuidedDecodingParams", "StructuredOutputsParams"), "winnow.sampling.structured"),
-    },
-    **dict.fromkeys(("inputs", "inputs.data"), _PROMPTS),
-    "engine.arg_utils": _ENGINE_ARGS,
-    "entrypoints.llm": {"LLM": "winnow.llm"},
-    "v1.metrics.reader": _METRICS,
-    "utils": {**_PARSER, "random_uuid": _HERE},
-    "utils.argparse_utils": _PARSER,
-    **{
-        name: {"cleanup_dist_env_and_memory": _HERE} for name in ("distributed", "distributed.parallel_state")
-    },
-    "usage.usage_lib": {"UsageContext": _HERE},
-    "logger": {"init_logger": _HERE},
-}
+MODULES: Mapping[str, Mapping[str, str]] = _TABLE["MODULES"]
 """Modules of the package `vllm` -> the names in each that scripts import, and where they are here."""
