@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from winnow.values.foreign_names import ForeignName
 from winnow.values.units import gibibytes
@@ -16,7 +17,9 @@ _TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-
 def _read(part: str) -> Iterator[tuple[str, ForeignName]]:
     """Yield the names of a part of the table; each of its rows has the fields of a `ForeignName`."""
     for row in _TABLE[part]:
-        fields = {key: tuple(value) if key == "harmless" else value for key, value in row.items()}
+        fields: dict[str, Any] = {
+            key: tuple(value) if key == "harmless" else value for key, value in row.items()
+        }
         yield from dict.fromkeys(fields.pop("names").split(), ForeignName(**fields)).items()
 
 
