@@ -214,13 +214,13 @@ def test_edits_of_a_conversation(reading: Running) -> None:
     assert report["cleared_thinking_turns"] == 1
     # What stands behind a gap keeps its KVs, where a request says so.
     roles = "user", "assistant", "user", "assistant", "user"
-    told = [
+    history = [
         {"role": role, "content": f"{number} rows to the sea and sees a dog. " * 20}
         for number, role in enumerate(roles)
     ]
-    ask(messages=told)
+    ask(messages=history)
     for reuse, found in (("anywhere", True), ("exact", False)):
-        usage = ask(messages=told[:1] + told[3:], reuse=reuse)["usage"]
+        usage = ask(messages=history[:1] + history[3:], reuse=reuse)["usage"]
         assert (usage.get("reused_input_tokens", 0) > 128) == found
     compact = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 10}}
     for refused in (compact, {"type": "other"}, edit | {"kep": 1}, edit | {"trigger": {"value": "x"}}):
