@@ -375,7 +375,9 @@ def test_own_bits_of_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = own_bits.study(options)
     ours, theirs = result.numbers["rows"]
     assert (ours["engine"], theirs["engine"]) == ("winnow", "llama.cpp")
-    assert 60 < theirs["one"] < 120 < 800 < theirs["16"] < 2000, "tokens after the first, of all sequences"
+    assert 0 < theirs["one"] < 120 and theirs["one"] < theirs["16"] < 2000, (
+        "tokens after the first, of all sequences"
+    )
     assert all(row[key] > 0 for row in (ours, theirs) for key in own_bits.COLUMNS)
 
 

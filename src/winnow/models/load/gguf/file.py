@@ -73,7 +73,7 @@ def _unusable_value(header: "GgufHeader") -> str | None:
     for merge in header.values.get("tokenizer.ggml.merges", ()):
         if len(merge.split(" ")) != 2:
             return f"tokenizer.ggml.merges must hold two texts each, got {merge!r:.80}"
-    one = {"block_count": len(header.tensors), "context_length": 2**40, "embedding_length": 2**31}
+    one = {"block_count": len(header.tensors) or 2**16, "context_length": 2**40, "embedding_length": 2**31}
     for name, most in (one | dict.fromkeys(("vocab_size", *BY_LAYER), 2**31)).items():
         value = header.values.get(key := f"{header.architecture}.{name}", 1)
         least, entries = (0, value) if name in BY_LAYER and isinstance(value, list) else (1, [value])
