@@ -43,14 +43,13 @@ class Options(StudyOptions):
     kv_memory: str = flag("16GiB", "never touched but for what sequences hold")
 
 
-class NoModel(torch.nn.Module):
+class NoModel:
     """Knows a model's size, and answers at once."""
 
     dtype = torch.bfloat16
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        super().__init__()
         self._logits = torch.zeros(1, 65536, VOCAB, dtype=self.dtype)
 
     def __call__(self, logits_to_keep: torch.Tensor, **_: Any) -> SimpleNamespace:
@@ -61,8 +60,9 @@ def open_engine(options: Options, sequences: int) -> Engine:
     limits = {"max_num_seqs": sequences, "max_num_batched_tokens": max(2048, sequences)}
     config = EngineConfig.from_options({"kv_memory": options.kv_memory, **limits})
     most, heads, layers = options.prompt + 1024, options.kv_heads, options.layers
+    stand_in: Any = NoModel()
     model = LoadedModel(
-        model=NoModel(),
+        model=stand_in,
         tokenizer=None,
         vocab_size=VOCAB,
         geometry=ModelGeometry(layers, heads, heads, 8, (None,) * layers),

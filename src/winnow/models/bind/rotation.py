@@ -75,6 +75,8 @@ def find_rotation(model: Any, num_layers: int) -> ModelRotation | None:
     three positions."""
     positions = (0, 3, 50)
     keys = [_keys_at(model, position) for position in positions]
+    if not all(layer in keys[0] for layer in range(num_layers)):
+        return None  # attention that shows no keys
     candidates = [
         LayerRotation(torch.empty(0, dtype=torch.float32, device="cpu"), False)
     ]  # no position at all
