@@ -80,6 +80,9 @@ real.known: Shares of the full cache's score by model, policy and task
     known_needle_chat.json: its rows of a needle in a chat
     known_sentences.json: its rows of scores by the sentence
     known_sentences_gemma.json: those of Gemma-3-270M
+    known_seen_chat.json: its rows of a needle in a chat by the sentence
+    known_seen_code.json: its rows of lines of code, 16 prompts: 8x loses one of eight
+    known_seen_documents.json: its rows of a document in prose: nothing lost at 8x
     known_seen_pd.json: its rows of keys within the prompt
     known_window.json: its rows of the window alone
 real.codecs: What do formats of stored KVs cost in quality, and eviction at equal bytes?

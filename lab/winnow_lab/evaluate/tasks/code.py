@@ -28,8 +28,7 @@ class CodeTask:
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         check_lengths(settings)
-        count = 10 if settings.samples is None else settings.samples
-        asked = settings.categories or self.categories
+        count, asked = settings.samples or 10, settings.categories or self.categories
         return [
             _sample(settings, each, n, at) for n in settings.tokens for each in asked for at in range(count)
         ]
@@ -44,16 +43,13 @@ def _sample(settings: TaskSettings, category: str, tokens: int, number: int) -> 
     name, count = f"{category}/{tokens}/{number}", settings.count_tokens
     asked = [_question(text, category, count) for text in texts[: settings.questions]]
     room = tokens - max(count(each.plain) + each.max_tokens for each in asked)
-
     taken: list[str] = []
     for text in texts:
         if count("\n\n".join([*taken, text])) > room:
             break
         taken.append(text)
     if not settings.questions <= len(taken) < len(texts):
-        raise EvaluationError(
-            f"--tokens {tokens}: {len(taken)} functions fit, of {len(texts)} that there are"
-        )
+        raise EvaluationError(f"--tokens {tokens}: {len(taken)} of {len(texts)} functions fit")
     rng.shuffle(taken)
     return Sample(name, category, "\n\n".join(taken), tuple(asked), length=tokens)
 
