@@ -3,6 +3,7 @@
 import importlib.util
 import random
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,11 +45,12 @@ def llm(model: tuple[Path, Any]) -> Iterator[LLM]:
         yield llm
 
 
-class Oracle(DenseSequence):
+class Oracle(DenseSequence, ABC):
     """One prompt, computed whole, and one round by a paper's rule."""
 
+    @abstractmethod
     def score(self, row: Row) -> Mapping[int, Any]:
-        raise NotImplementedError
+        """The score of each KV of the row, by token."""
 
     def keeps(self) -> list[int] | None:
         return None

@@ -27,7 +27,7 @@ def test_each_passage_stands_in_as_many_prompts_and_few_are_computed() -> None:
 
 
 def test_old_texts_leave_a_session(tmp_path: Path) -> None:
-    """What stands behind them is placed, and stays the same text."""
+    """The text behind the cleared documents is reused at its new position, unchanged."""
     file = tmp_path / "passages.json"
     names = ["Ada", "Bo", "Cyrus", "Dora"]
     paragraphs = [

@@ -87,7 +87,7 @@ class BlockTables:
 
 
 class KeyRotation(Protocol):
-    """How a model rotates keys."""
+    """Rotates the keys of a layer by a difference of positions."""
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor: ...
 

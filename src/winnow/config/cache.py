@@ -184,7 +184,7 @@ class CacheConfig:
 
     @property
     def usual_reuse(self) -> str:
-        """What a request that does not say takes of others' KVs."""
+        """The `reuse` of requests without one."""
         return DOCUMENTS if self.documents is not None and self.reuse == EXACT else self.reuse
 
     @cached_property

@@ -10,7 +10,7 @@ import numpy as np
 from winnow.cache.accounting.prefix_chain import PrefixKey
 
 BlockContent = tuple[PrefixKey, int]
-"""What a whole block is found by: the root of those who share it, and the hash of its tokens."""
+"""Key of a whole block: the root of the salt that may use it, and the hash of its tokens."""
 _BASE = 0x9E3779B97F4A7C15
 """Of a polynomial over the tokens of a block, modulo 2^64; odd, so that every power counts."""
 _TRIED = 8

@@ -268,7 +268,7 @@ def continues(policy: EvictionPolicy) -> bool:
 
 
 _PRIORITY = -(2**62)
-"""Of compressions: behind all that clients may ask for."""
+"""Priority of compressions: lower than any that a client may give."""
 _SINKS = 4
 _MOST_COMPRESSION = 8
 """Tokens of old turns per KV that stays, at most: beyond it answers suffer, and a session goes as a whole."""

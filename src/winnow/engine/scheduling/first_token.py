@@ -10,7 +10,7 @@ from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.running import Running
 
 _MEMORY = 0.9
-"""What a step's seconds, or a first token's lateness, weigh after each later one."""
+"""Decay of the weight of a measurement with each later one."""
 _SHORTEST = 1.0
 """Seconds; what was expected sooner says little of how late others come."""
 
