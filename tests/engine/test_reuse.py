@@ -242,9 +242,11 @@ def soaked(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "prefix_cache_dir": tmp_path_factory.mktemp("kvs"),
     }
     with open_llm(directory, 1.0, kv_memory="400KiB", max_model_len=256, prefill_chunk=48, **options) as llm:
-        yield llm
+        ask(llm, [0, 1, 2, 3], max_tokens=1)
+        ask_all(llm, [[0, 1, 2], [3, 1], [2, 0], [1, 3, 0]], 2, max_tokens=60)
         stats = llm.stats()
         assert stats.repaired_tokens > 0 and stats.num_preemptions > 0
+        yield llm
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
