@@ -136,19 +136,22 @@ class DenseScores(DenseState):
                 words = [*self._asks[1], *context[max(start - replay.starting, 0) : start]]
             judged = [*range(min(self.policy.keep.sinks, start)), *chunk]
             token_ids = [*words, *(context[j] for j in chunk)]
-            for name, paid in self._repeat(token_ids, judged):
+            for row, shares, hidden in self._repeat(token_ids, judged):
+                paid, name = self.largest(row, judged, shares, hidden), (row.layer, row.head)
                 highest[name][judged] = np.maximum(highest[name][judged], paid)
         return {
             name: {j: relative(p, 4) for j, p in enumerate(row.tolist())} for name, row in highest.items()
         }
 
-    def _repeat(
-        self, token_ids: Sequence[int], judged: Sequence[int]
-    ) -> Iterator[tuple[tuple[int, int], Array]]:
+    def largest(self, row: Row, judged: Sequence[int], shares: Array, hidden: Array) -> Array:
+        """What one repeated token adds to the score of the KVs of `judged`, of what the group's heads pay them."""
+        return shares.max(axis=0)
+
+    def _repeat(self, token_ids: Sequence[int], judged: Sequence[int]) -> Iterator[tuple[Row, Array, Array]]:
         """Compute tokens behind the context, and forget them.
 
-        Yields for each of them and each row what the group pays at most to the KVs of `judged`, in a softmax over
-        those and the tokens computed here.
+        Yields for each of them and each row what the heads of the group pay to the KVs of `judged`, in a softmax over
+        those and the tokens computed here, and the hidden state.
         """
         model, keys, values = self._model, {}, {}
         room = np.zeros((len(token_ids), model.head_dim))
@@ -171,7 +174,7 @@ class DenseScores(DenseState):
                     logits = turned_q[row.head] @ keys[name][:end].T / math.sqrt(model.head_dim)
                     attended.append(softmax(logits) @ values[name][:end])
                     seen = [*judged, *range(self.context_len, end)]
-                    yield name, softmax(logits[:, seen])[:, : len(judged)].max(axis=0)
+                    yield row, softmax(logits[:, seen])[:, : len(judged)], hidden
                 after = hidden + model.join(layer, np.stack(attended))
                 hidden = after + model.feed(layer, after)
 

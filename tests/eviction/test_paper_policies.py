@@ -4,7 +4,7 @@ import importlib.util
 import random
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import pytest
 from dense_model import Array, Llama, cosine, softmax
 from dense_oracle import DenseSequence
 from dense_state import Row, Score
-from lockstep import BLOCK, ONCE, WORDS, build, open_llm, pool_of, rows_of
+from lockstep import ASKS, BLOCK, ONCE, WORDS, build, open_llm, pool_of, rows_of
 
 from winnow import LLM, SamplingParams
 from winnow.errors import InvalidRequestError
-from winnow.eviction import EvictionPolicy, When
+from winnow.eviction import EvictionPolicy, Replay, When
 
 FOLDER = Path(__file__).parents[2] / "examples/policies"
 LENGTH, BUDGET = 90, 24
@@ -75,7 +75,7 @@ def check(
     policy = replace(policy, when=ONCE)
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, eviction=policy, kv_budget=budget)
     name = llm.submit(prompt, params)
-    dense = oracle(Llama(model), policy, budget or 1, LENGTH, LENGTH, block_size=BLOCK)
+    dense = oracle(Llama(model), policy, budget or 1, LENGTH, LENGTH, block_size=BLOCK, asks=ASKS)
     dense.advance(prompt, LENGTH)
     dense.shrink()
     sequence = llm._engine.requests[name].sequences[0]
@@ -305,6 +305,27 @@ def test_compactor(llm: LLM, model: tuple[Path, Any]) -> None:
             }
 
     check(llm, model[1], replace(module.COMPACTOR, score=module.Blend(sketch=dim, ridge=0.0)), Compactor)
+
+
+def test_kvzip_plus(model: tuple[Path, Any]) -> None:
+    class Plus(Oracle):
+        def score(self, row: Row) -> Mapping[int, Any]:
+            of = DenseSequence.scores(self, row)
+            return {j: each.value for j, each in of.items()}
+
+        def largest(self, row: Row, judged: Sequence[int], shares: Array, hidden: Array) -> Array:
+            dense = self._model
+            heads = range(row.head * dense.group, (row.head + 1) * dense.group)
+            added = [
+                np.linalg.norm(row.value[judged] @ dense.output_of(row.layer, head).T, axis=1)
+                for head in heads
+            ]
+            return (shares * added).max(axis=0) / np.linalg.norm(dense.normed(row.layer, hidden))
+
+    policy = plugin("kvzip_plus").KVZIP_PLUS
+    for replay in (Replay(), Replay(chunk=40, starting=3)):
+        with open_llm(model[0], 0, optimize=False, prefill_chunk=32) as plain:
+            check(plain, model[1], replace(policy, score=replace(policy.score, asked=replay)), Plus)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ winnow policies --all lists papers' policies too; winnow policies NAME shows one
 FOOTNOTE = """\
 A number of KVs is the policy's own budget per row, held to where the user names none.
 Plug-ins for --eviction, in the repository's examples/policies: compactor.py:COMPACTOR,
-dropkv.py:DROPKV, expected_attention.py:EXPECTED, fastgen.py:FASTGEN, roco.py:ROCO,
-scissorhands.py:SCISSORHANDS (budgets of layers), simlayerkv.py:SIMLAYERKV,
+dropkv.py:DROPKV, expected_attention.py:EXPECTED, fastgen.py:FASTGEN, kvzip_plus.py:KVZIP_PLUS,
+roco.py:ROCO, scissorhands.py:SCISSORHANDS (budgets of layers), simlayerkv.py:SIMLAYERKV,
 squeezeattention.py:SQUEEZE. Each file names its paper.
 winnow policies NAME shows a policy with every field."""
 WIDTH = 100
