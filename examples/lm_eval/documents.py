@@ -1,5 +1,7 @@
-"""Facts hidden in the prose that ships with Winnow, as documents of lm_eval: nothing is downloaded."""
+"""Tasks of lm_eval: facts hidden in the prose that ships with Winnow, and trivia from a file; nothing is downloaded."""
 
+import gzip
+import json
 import random
 from typing import Any
 
@@ -36,3 +38,14 @@ def lookup(documents: int, tokens: int, seed: int = 0, **metadata: Any) -> dict[
             }
         )
     return {"test": Dataset.from_list(rows)}
+
+
+def trivia(file: str, questions: int, seed: int = 0, **metadata: Any) -> dict[str, Dataset]:
+    """That many questions of OpenTriviaQA (CC BY-SA 4.0) with four answers, and as many others for worked examples.
+
+    A line of the file has `question`, `answer` and `choices`; categories lie one behind the other.
+    """
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        rows = [row for row in map(json.loads, lines) if len(row["choices"]) == 4]
+    drawn = random.Random(seed).sample(rows, 2 * questions)  # noqa: S311
+    return {"test": Dataset.from_list(drawn[:questions]), "train": Dataset.from_list(drawn[questions:])}
