@@ -57,8 +57,8 @@ def test_a_mark_ends_the_context(tokenizer: PreTrainedTokenizerBase, template: s
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"type": "text", "text": "a", "winnow": {"context": 1}}, 'must be {"context": true}, got'),
-        ({"type": "text", "text": "a", "winnow": {"contxt": True}}, 'must be {"context": true}, got'),
+        ({"type": "text", "text": "a", "winnow": {"context": 1}}, 'must be {"context": true}, {"document'),
+        ({"type": "text", "text": "a", "winnow": {"contxt": True}}, 'must be {"context": true}, {"document'),
         ({"type": "image", "image": "x", "winnow": {"context": True}}, "needs parts of text alone"),
     ],
 )

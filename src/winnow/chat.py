@@ -91,8 +91,9 @@ def apply_template(
             {**message, "role": "system"} if message["role"] == "developer" else message
             for message in conversation
         ]
-    texts = [(index, each["content"]) for index, each in enumerate(conversation)]
-    marked = next((each for each in reversed(texts) if isinstance(each[1], MarkedText)), None)
+    texts = enumerate(each["content"] for each in conversation)
+    marks = [(index, text) for index, text in texts if isinstance(text, MarkedText)]
+    marked = next((each for each in reversed(marks) if each[1].context_end), None)
     try:
         conversation, prompt = _rendered(tokenizer, conversation, options)
     # Templates raise what they like: jinja2's errors, or their own by raise_exception.
@@ -105,9 +106,11 @@ def apply_template(
     token_ids = plain(prompt) if encode is None else encode(prompt, tail, plain)
     given = options.variables.get("documents") or ()
     shown = [each.get("text") if isinstance(each, Mapping) else each for each in given]
-    documents = mark_documents(prompt, shown, plain)
-    if given and not documents:
+    if given and not any(isinstance(text, str) and text and text in prompt for text in shown):
         raise InvalidRequestError("documents must be texts that the model's chat template shows, got none")
+    documents = mark_documents(
+        prompt, [*shown, *(text for _, mark in marks for text in mark.documents)], plain
+    )
     context = 0
     if marked is not None:
         known = plain if encode is None else lambda text: encode(text, tail, plain)

@@ -22,13 +22,15 @@ _IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "refusal")
 
 
 class MarkedText(str):
-    """Text whose first `context_end` characters are a document: it is judged without what follows, which asks of it."""
+    """Text with marks: its first `context_end` characters are the context, which is judged without what follows and
+    asks of it; `documents` are texts in it, in order, that may stand elsewhere in other prompts."""
 
     context_end: int
+    documents: Sequence[str]
 
-    def __new__(cls, text: str, context_end: int = 0) -> "MarkedText":
+    def __new__(cls, text: str, context_end: int = 0, documents: Sequence[str] = ()) -> "MarkedText":
         made = super().__new__(cls, text)
-        made.context_end = context_end
+        made.context_end, made.documents = context_end, documents
         return made
 
     def context_tokens(self, token_ids: Sequence[int], encode: Callable[[str], list[int]]) -> int:
@@ -52,7 +54,8 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
     """Return a message as templates take it: its content one text, lists of text parts joined. Where images stand
     among them it stays a list of parts, {"type": "image", "image": source} for each; see `take_images`.
 
-    A part of text with {"winnow": {"context": true}} is the end of the context; see `MarkedText`.
+    A part of text with {"winnow": {"context": true}} is the end of the context, with "document" a document, which
+    counts beside text alone; see `MarkedText`.
     Content that is null or missing is empty text beside tool calls, reasoning or a refusal, as clients write it.
     Reasoning stands under one name. Raises InvalidRequestError, which calls the message `name`, where there is no role,
     or content that is no text.
@@ -65,13 +68,16 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
     if isinstance(content, list | tuple):
         parts = [_part(part, name) for part in content]
         images = any(part["type"] == "image" for part in parts)
-        marks = [number for number, part in enumerate(content, 1) if _is_context(part, name)]
-        if marks and images:
+        marks = [_marks(part, name) for part in content]
+        context = max((number for number, mark in enumerate(marks, 1) if mark.get("context")), default=0)
+        if context and images:
             raise InvalidRequestError(f"winnow.context of {name} needs parts of text alone, got images")
         texts = [part.get("text", "") for part in parts]
         content = parts if images else "\n".join(texts)
-        if marks:
-            content = MarkedText("\n".join(texts), len("\n".join(texts[: marks[-1]])))
+        if any(marks) and not images:
+            pairs = zip(texts, marks, strict=True)
+            documents = [text.strip() for text, mark in pairs if mark.get("document")]
+            content = MarkedText("\n".join(texts), len("\n".join(texts[:context])), documents)
     thinks = message.get("reasoning_content") is not None
     if content is None and (thinks or any(message.get(key) for key in _IN_PLACE_OF_CONTENT)):
         content = message.get("refusal") or ""
@@ -166,19 +172,15 @@ def _part(part: Any, name: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _is_context(part: Any, name: str) -> bool:
-    options = part.get("winnow") if isinstance(part, Mapping) else None
-    if options is None:
-        return False
-    if (
-        not isinstance(options, Mapping)
-        or options.keys() != {"context"}
-        or type(options["context"]) is not bool
-    ):
-        raise InvalidRequestError(
-            f'winnow of a part of {name} must be {{"context": true}}, got {options!r:.80}'
-        )
-    return bool(options["context"])
+def _marks(part: Any, name: str) -> Mapping[str, bool]:
+    marks = part.get("winnow") if isinstance(part, Mapping) else None
+    if marks is None:
+        return {}
+    known = isinstance(marks, Mapping) and marks and marks.keys() <= {"context", "document"}
+    if not known or not all(type(value) is bool for value in marks.values()):
+        what = '{"context": true}, {"document": true} or both'
+        raise InvalidRequestError(f"winnow of a part of {name} must be {what}, got {marks!r:.80}")
+    return {**marks}
 
 
 def _image_part(part: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
@@ -194,7 +196,6 @@ def _image_part(part: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]
             raise InvalidRequestError(f"image_url of {name} must be a URL, got {json_kind(source)}")
     # The model's processor decides the size.
     if unknown := [each for each in details if each not in _DETAILS]:
-        raise InvalidRequestError(
-            f"detail of {name} must be auto, low, high or original, got {unknown[0]!r:.80}"
-        )
+        what = "auto, low, high or original"
+        raise InvalidRequestError(f"detail of {name} must be {what}, got {unknown[0]!r:.80}")
     return {"type": "image"} if source is None else {"type": "image", "image": source}

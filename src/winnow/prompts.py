@@ -117,12 +117,11 @@ class PromptTokenizer:
             keys = translate(prompt, vllm_names.PROMPT, _KEYS, InvalidRequestError, "key of a prompt")
             content = keys.get("prompt_token_ids", keys.get("prompt", ()))
             images = _images(keys.get("multi_modal_data"))
-        documents: list[str] = []
         if _has_documents(content):
             parts = [each.text if isinstance(each, Document) else each for each in content]
             require(all(isinstance(each, str) for each in parts), *_PARTS, content, InvalidRequestError)
             documents = [each.text for each in content if isinstance(each, Document)]
-            content = "".join(parts)
+            content = MarkedText("".join(parts), documents=documents)
         if not isinstance(content, str):
             if not _is_token_ids(content):
                 raise InvalidRequestError("prompt must be text or a list of token ids")
@@ -141,11 +140,11 @@ class PromptTokenizer:
         with self._using:
             token_ids = self._tokenizer.encode(content, add_special_tokens=add_special_tokens)
             plain = partial(self._tokenizer.encode, add_special_tokens=False)
-            context = 0
-            if isinstance(content, MarkedText):
-                encode = partial(self._tokenizer.encode, add_special_tokens=add_special_tokens)
-                context = content.context_tokens(token_ids, encode)
-            found = mark_documents(content, documents, plain)
+            if not isinstance(content, MarkedText):
+                return TokenizedPrompt(content, token_ids)
+            encode = partial(self._tokenizer.encode, add_special_tokens=add_special_tokens)
+            context = content.context_tokens(token_ids, encode) if content.context_end else 0
+            found = mark_documents(content, content.documents, plain)
             return TokenizedPrompt(content, token_ids, documents=found, context_tokens=context)
 
     def tokenize_chat(

@@ -422,6 +422,13 @@ def test_documents_are_written_between_texts() -> None:
         chat = llm.tokenize_chat(asked, replace(options, template=shown))
         [(start, end)] = chat.documents
         assert llm.tokenizer.decode(chat.token_ids[start:end]).strip() == "Bo lives in Rome."  # type: ignore[union-attr]
+        # A mark on a part of a message, whatever the template does with the ends of texts.
+        marked = {"type": "text", "text": " Bo lives in Rome.\n", "winnow": {"document": True}}
+        parted = [{"role": "user", "content": [marked, {"type": "text", "text": "Where?"}]}]
+        trimmed = "Hi. {{ messages[0].content | trim }}"
+        chat = llm.tokenize_chat(parted, replace(options, template=shown + trimmed))
+        pieces = [llm.tokenizer.decode(chat.token_ids[a:b]).strip() for a, b in chat.documents]  # type: ignore[union-attr]
+        assert [each[-14:] for each in pieces] == ["lives in Rome."] * 2  # about where they stand
         with pytest.raises(
             InvalidRequestError, match="documents must be texts that the model's chat template shows"
         ):

@@ -201,7 +201,7 @@ def test_edits_of_a_conversation(reading: Running) -> None:
     assert counted["context_management"]["original_input_tokens"] == prompt_of(reading, **body)
     second = json.loads(json.dumps(TURN).replace("toolu_1", "toolu_2"))
     messages = chat_body(body | {"messages": [*turns[:3], *second, *turns[-1:]]}, counted=True)["messages"]
-    shown, _ = edited(edit | keep | {"clear_tool_inputs": True}, messages)
+    shown, _ = edited(edit | keep | {"clear_tool_inputs": True}, normalise_messages(messages))
     assert [each["content"] for each in shown if each["role"] == "tool"] == [CLEARED, "Ann rows."]
     calls = [each["tool_calls"][0]["function"]["arguments"] for each in shown if "tool_calls" in each]
     assert calls == ["{}", '{"file_path": "/a"}']
@@ -433,7 +433,7 @@ def test_results_that_are_errors_say_so(said: str, wrong: bool | None, shown: st
     result = {"type": "tool_result", "tool_use_id": "a", "content": said, "is_error": wrong}
     turns = [*MESSAGES, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     body = chat_body({"model": MODEL, "max_tokens": 1, "messages": turns})
-    assert body["messages"][-1] == {"role": "tool", "tool_call_id": "a", "content": shown}
+    assert normalise_messages(body["messages"])[-1] == {"role": "tool", "tool_call_id": "a", "content": shown}
 
 
 def test_calls_of_an_earlier_form() -> None:

@@ -14,6 +14,7 @@ from tests.server.test_tools import CALL, TEMPLATE
 
 from winnow import LLM
 from winnow.anthropic.request import chat_body
+from winnow.openai.errors import ApiError
 
 PATH, CHAT = "/v1/messages", "/v1/chat/completions"
 KEY = "key-of-one"
@@ -92,6 +93,73 @@ def test_a_marked_text_with_a_question_behind_it_is_a_document() -> None:
             {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": blocks}]}
         )["messages"]
         assert (message["content"][0].get("winnow") == {"context": True}) is marked
+
+
+ADA = "Ada lives in Oslo. She has two dogs and a bird, and she walks along the river every morning. "
+BO = "Bo lives in Rome. He sells old books and maps, and he plays the piano in the evening with his sister. "
+
+
+def document(text: str, **fields: Any) -> dict[str, Any]:
+    source = {"type": "text", "media_type": "text/plain", "data": text}
+    return {"type": "document", "source": source, **fields}
+
+
+def test_documents_stand_in_any_order(keyed: Running, client: Any, llm: LLM) -> None:
+    """They are texts to the model, each behind its title and context, and reuse finds them at any place."""
+    content = {"type": "content", "content": [{"type": "text", "text": BO}]}
+    hit = {"type": "search_result", "source": "https://x", "title": "Hit", "content": content["content"]}
+    blocks = [
+        document(ADA, title="Of Ada", context="1999", citations={"enabled": False}),
+        {"type": "document", "source": content, "title": None, "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "Where?"},
+    ]
+    [message] = chat_body(ASKED | {"messages": [{"role": "user", "content": blocks}]})["messages"]
+    texts = [part["text"] for part in message["content"]]
+    assert texts == ["Of Ada", "1999", ADA, BO, "Where?"]
+    marks = [part.get("winnow") for part in message["content"]]
+    assert marks == [None, None, {"document": True}, {"document": True, "context": True}, None]
+    found = [
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": [document(ADA), hit], "is_error": True}
+    ]
+    [result, _] = chat_body(ASKED | {"messages": [{"role": "user", "content": [*found, blocks[2]]}]})[
+        "messages"
+    ]
+    assert [part["text"] for part in result["content"]] == [f"Error: {ADA}", "Hit", "https://x", BO]
+
+    def ask(head: str, *texts: str) -> Any:
+        shown = [{"type": "text", "text": head}, *map(document, texts), blocks[2]]
+        asked: Any = {
+            "model": "winnow-demo",
+            "max_tokens": 2,
+            "messages": [{"role": "user", "content": shown}],
+        }
+        return client.messages.create(**asked, extra_body={"temperature": 0, "reuse": "documents"})
+
+    first, second = ask("Read this.", ADA, BO), ask("And now, please, read these two.", BO, ADA)
+    assert not hasattr(first.usage, "reused_input_tokens")
+    tokens = sum(len(llm.tokenizer.encode(text)) for text in (ADA, BO))  # type: ignore[union-attr]
+    assert tokens - second.usage.reused_input_tokens < 3 * llm.config.cache.block_size
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"source": {"type": "base64", "media_type": "application/pdf", "data": ""}}, "text/plain, got 'base64'"),
+        ({"source": {"type": "url", "url": "https://x"}}, "text/plain, got 'url'"),
+        ({"source": {"type": "file", "file_id": "a"}}, "text/plain, got 'file'"),
+        ({"source": {"type": "text", "media_type": "text/html", "data": "a"}}, "got 'text/html'"),
+        ({"source": {"type": "text", "media_type": "text/plain", "data": [ADA]}}, "source.data must be text"),
+        ({"source": {"type": "content", "content": [{"type": "image"}]}}, r"content\[0\] must be a text block"),
+        ({"source": None}, "text/plain, got None"),
+        ({"title": 5}, "title must be text"),
+        ({"citations": {"enabled": True}}, "citations are not written"),
+        ({"citations": 5}, "citations must be an object"),
+    ],
+)  # fmt: skip
+def test_documents_that_are_not_read(change: dict[str, Any], named: str) -> None:
+    blocks = [document("Ada.") | change, {"type": "text", "text": "Where?"}]
+    with pytest.raises(ApiError, match=named):
+        chat_body(ASKED | {"messages": [{"role": "user", "content": blocks}]})
 
 
 def test_stop_sequences_and_prefill(keyed: Running) -> None:

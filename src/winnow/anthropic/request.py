@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NoReturn
 
@@ -39,6 +39,8 @@ _FOREIGN = (
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = {"max": "xhigh"}
 _ALONE = "disable_parallel_tool_use"
+# Blocks that a user's messages and the results of tools may have.
+_SHOWN = ("text", "image", "document", "search_result")
 
 
 def chat_body(body: Mapping[str, Any], *, counted: bool = False) -> Record:
@@ -89,7 +91,7 @@ def _unmarked(value: Any) -> Any:
 
 def _system(given: Any) -> list[Record]:
     """Return the parts of the system prompt, without the line that bills Claude Code's requests."""
-    parts = [] if given is None else _parts(given, "system", images=False)
+    parts = [] if given is None else _parts(given, "system")
     for part in parts:
         if bill := _BILLING.match(part["text"]):
             part["text"] = part["text"][bill.end() :]
@@ -117,7 +119,7 @@ def _messages(given: Any, system: list[Record]) -> list[Record]:
             _refuse(f"{name}.content", "text or a list of blocks", content)
         if role == "system":
             first = all(each["role"] == "system" for each in messages)
-            found = [_reminder(_parts(blocks, f"{name}.content", images=False), first)]
+            found = [_reminder(_parts(blocks, f"{name}.content"), first)]
         else:
             found = _user(blocks, name) if role == "user" else [_assistant(blocks, name)]
         for each in found:
@@ -144,20 +146,20 @@ def _user(blocks: list[Any], name: str) -> list[Record]:
         place = f"{name}.content[{index}]"
         if _kind(block) == "tool_result":
             content = block.get("content")
-            parts = [] if content is None else _parts(content, f"{place}.content")
-            text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+            parts = [] if content is None else _parts(content, f"{place}.content", _SHOWN)
             texts += [part for part in parts if part["type"] != "text"]  # templates have no place for them
-            if _switch(block, "is_error", place) and not text.lower().startswith(("error", "<")):
-                text = f"Error: {text}"
+            parts = [part for part in parts if part["type"] == "text"] or [{"type": "text", "text": ""}]
+            if _switch(block, "is_error", place) and not parts[0]["text"].lower().startswith(("error", "<")):
+                parts[0]["text"] = f"Error: {parts[0]['text']}"
             name_of_call = _text(block, "tool_use_id", place)
-            messages.append({"role": "tool", "tool_call_id": name_of_call, "content": text})
+            messages.append({"role": "tool", "tool_call_id": name_of_call, "content": parts})
         else:
-            texts.append(_part(block, place, images=True))
+            texts += _part(block, place, _SHOWN)
             if block.get("cache_control") is not None:
                 marked = len(texts)
     # What is marked with a question behind it is a document; an end of a turn is there to be cached alone.
     if 0 < marked < len(texts) and all(part["type"] == "text" for part in texts):
-        texts[marked - 1]["winnow"] = {"context": True}
+        texts[marked - 1].setdefault("winnow", {})["context"] = True
     if texts or not messages:
         messages.append({"role": "user", "content": texts})
     return messages
@@ -179,28 +181,52 @@ def _assistant(blocks: list[Any], name: str) -> Record:
         elif kind == "thinking":
             thoughts += _text(block, "thinking", place)
         elif kind != "redacted_thinking":
-            texts.append(_part(block, place))
+            texts += _part(block, place)
     message: Record = {"role": "assistant", "content": texts}
     if calls:
         message["tool_calls"] = calls
     return message | {"reasoning_content": thoughts} if thoughts else message
 
 
-def _parts(given: Any, name: str, *, images: bool = True) -> list[Record]:
+def _parts(given: Any, name: str, kinds: Sequence[str] = ("text",)) -> list[Record]:
     if isinstance(given, str):
         return [{"type": "text", "text": given}]
     if not isinstance(given, list):
-        _refuse(name, f"text or a list of text{' and image' if images else ''} blocks", given)
-    return [_part(block, f"{name}[{index}]", images=images) for index, block in enumerate(given)]
+        _refuse(name, f"text or a list of {' or '.join(kinds)} blocks", given)
+    return [part for index, block in enumerate(given) for part in _part(block, f"{name}[{index}]", kinds)]
 
 
-def _part(block: Any, name: str, *, images: bool = False) -> Record:
-    if images and _kind(block) == "image":
-        return {"type": "image_url", "image_url": {"url": _image_url(block.get("source"), f"{name}.source")}}
-    if _kind(block) != "text":
-        also = " or image" if images else ""
-        raise invalid(name, f"must be a text{also} block, got type {_kind(block)!r:.80}")
-    return {"type": "text", "text": _text(block, "text", name)}
+def _part(block: Any, name: str, kinds: Sequence[str] = ("text",)) -> list[Record]:
+    kind = _kind(block)
+    if kind not in kinds:
+        raise invalid(name, f"must be a {' or '.join(kinds)} block, got type {kind!r:.80}")
+    if kind == "image":
+        url = _image_url(block.get("source"), f"{name}.source")
+        return [{"type": "image_url", "image_url": {"url": url}}]
+    if kind == "text":
+        return [{"type": "text", "text": _text(block, "text", name)}]
+    return _document(block, name)
+
+
+def _document(block: Record, name: str) -> list[Record]:
+    """Return the parts of a document or a search result: what is said about it, and its text, which is marked."""
+    citations = _object({field: value for field, value in block.items() if value is not None}, "citations")
+    if _switch(citations, "enabled", f"{name}.citations"):
+        raise unsupported(f"{name}.citations", "are not written", "messages")
+    if block["type"] == "search_result":
+        about, parts = ("title", "source"), _parts(block.get("content"), f"{name}.content")
+    else:
+        about, place = ("title", "context"), f"{name}.source"
+        source: Any = block.get("source")
+        kind = source.get("media_type") if _kind(source) == "text" else _kind(source)
+        if kind not in ("text/plain", "content"):
+            fault = f"must be content or text of media_type text/plain, got {kind!r:.80}"
+            raise unsupported(place, fault, "messages")
+        given = source.get("content") if kind == "content" else _text(source, "data", place)
+        parts = _parts(given, f"{place}.content")
+    head = [{"type": "text", "text": _text(block, each, name)} for each in about if block.get(each)]
+    text = "\n".join(part["text"] for part in parts)
+    return [*head, {"type": "text", "text": text, "winnow": {"document": True}}]
 
 
 def _image_url(source: Any, name: str) -> str:

@@ -73,9 +73,8 @@ def execute(namespace: argparse.Namespace) -> int:
         from winnow.chat import document_tokens
 
         if llm.tokenizer is None:
-            raise UsageError(
-                f"model: {options.get('model')} has no tokenizer, and texts cannot be read without"
-            )
+            model = options.get("model")
+            raise UsageError(f"model: {model} has no tokenizer, and texts cannot be read without")
         if namespace.head is not None:
             head = llm.tokenize(namespace.head).token_ids
         else:
@@ -90,9 +89,8 @@ def execute(namespace: argparse.Namespace) -> int:
             return _compress(llm, every, len(head), folder)
         new = [each for each in every if not llm.holds_on_disk(each, tenant=LIBRARY)]
         params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-        failed = (
-            [each.error for each in llm.generate(new, params, tenant=LIBRARY) if each.error] if new else []
-        )
+        outputs = llm.generate(new, params, tenant=LIBRARY) if new else []
+        failed = [each.error for each in outputs if each.error]
         llm.write_prefixes()
         lost = sum(not llm.holds_on_disk(each, tenant=LIBRARY) for each in every)
     nbytes = sum(path.stat().st_size for path in out.iterdir())

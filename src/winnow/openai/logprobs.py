@@ -69,19 +69,12 @@ def completion_logprobs(answer: CompletionOutput, offsets: TextOffsets) -> Recor
 
 def prompt_logprobs(output: RequestOutput) -> list[Record | None]:
     """Return `prompt_logprobs` as vLLM writes them: for each token of a prompt candidates by id, None for the first."""
-    return [
-        None
-        if row is None
-        else {
-            str(token): {
-                "logprob": finite_logprob(each),
-                "rank": each.rank,
-                "decoded_token": each.decoded_token,
-            }
-            for token, each in row.items()
-        }
-        for row in output.prompt_logprobs or ()
-    ]
+    rows = output.prompt_logprobs or ()
+    return [None if row is None else {str(token): _ranked(row[token]) for token in row} for row in rows]
+
+
+def _ranked(entry: Logprob) -> Record:
+    return {"logprob": finite_logprob(entry), "rank": entry.rank, "decoded_token": entry.decoded_token}
 
 
 def echo_logprobs(

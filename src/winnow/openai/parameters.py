@@ -10,15 +10,11 @@ from winnow.values.json_values import json_kind
 
 # Keys of OpenAI bodies that say nothing about the answer, and what they must be all the same: a body that is refused
 # elsewhere is wrong here too.
-_IGNORED: Mapping[str, Any] = {
-    "user": str,
+_TEXTS = ("user", "service_tier", "safety_identifier", "verbosity", "request_id")
+_IGNORED: Mapping[str, Any] = dict.fromkeys(_TEXTS, str) | {
     "metadata": dict,
-    "store": bool,
-    "service_tier": str,
-    "safety_identifier": str,
     "prediction": dict,
-    "verbosity": str,
-    "request_id": str,
+    "store": bool,
 }
 VERBOSITIES = ("low", "medium", "high")
 _KINDS = {str: "a text", dict: "an object", bool: "true or false"}

@@ -23,7 +23,6 @@ MAX_SEQUENCES = 1024
 """Most prompts of a request, and most prompts times answers."""
 MAX_MESSAGES = 4096
 MAX_PRIORITY = 2**31 - 1
-"""Seconds of OpenAI's and Anthropic's words."""
 
 
 class Endpoint(enum.Enum):
@@ -111,9 +110,8 @@ def read_body(
     prompts = () if chat else _read_prompts(body["prompt"], several=served)
     messages = read_messages(body["messages"]) if chat else None
     if len(prompts) * params.n > MAX_SEQUENCES:
-        raise invalid(
-            "prompts times n", f"must be at most {MAX_SEQUENCES}, got {len(prompts)} times {params.n}", "n"
-        )
+        got = f"{len(prompts)} times {params.n}"
+        raise invalid("prompts times n", f"must be at most {MAX_SEQUENCES}, got {got}", "n")
     return CompletionRequest(
         prompts,
         messages,
@@ -162,9 +160,8 @@ def take_text(values: dict[str, Any], name: str) -> str | None:
 
 def read_priority(priority: Any) -> int:
     if type(priority) is not int or abs(priority) > MAX_PRIORITY:
-        raise invalid(
-            "priority", f"must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority!r:.80}"
-        )
+        what = f"an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}"
+        raise invalid("priority", f"must be {what}, got {priority!r:.80}")
     return priority
 
 

@@ -211,23 +211,17 @@ class ChunkStream:
         if len(output.outputs) != 1 or self._asked.continuous_usage:
             return None
         [answer] = output.outputs
-        choice = self._choices.get(place * self._asked.params.n + answer.index)
-        if (
-            choice is None
-            or not choice.started
-            or choice.ended
-            or (choice.parser is not None and not choice.parser.is_plain)
-            or not answer.text
-            or self._asked.return_token_ids
-            or self._asked.only_echo
-            or answer.finish_reason is not None
-            or answer.stop_reason is not None
-            or answer.logprobs is not None
-            or answer.eviction is not None
-        ):
+        index = place * self._asked.params.n + answer.index
+        choice = self._choices.get(index)
+        if choice is None or not choice.started or choice.ended or not answer.text:
+            return None
+        others = (answer.finish_reason, answer.stop_reason, answer.logprobs, answer.eviction)
+        if self._asked.return_token_ids or self._asked.only_echo or any(each is not None for each in others):
+            return None
+        if choice.parser is not None and not choice.parser.is_plain:
             return None
         if choice.frame is None:
-            choice.frame = self._frame(place * self._asked.params.n + answer.index)
+            choice.frame = self._frame(index)
         choice.num_tokens += len(answer.token_ids)
         before, behind = choice.frame
         return f"{before}{encode_text(answer.text)}{behind}"

@@ -13,6 +13,11 @@ from winnow.openai.responses import ENCRYPTED, ID_PREFIXES, SEALED, conversation
 
 Record = dict[str, Any]
 
+_REPEATED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
+    *("safety_identifier", "user"),
+)
+"""Fields of a body that its response shows as they are."""
 _NO_TOOL: Record = {"description": None, "parameters": None, "strict": None}
 
 
@@ -77,25 +82,20 @@ class ResponseWriter:
             "id": self.id,
             "object": "response",
             "created_at": self.created,
+            **{name: body.get(name) for name in _REPEATED},
             "conversation": None if conversation_id(body) is None else {"id": conversation_id(body)},
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,
             "error": None,
             "incomplete_details": incomplete,
-            "instructions": body.get("instructions"),
-            "max_output_tokens": body.get("max_output_tokens"),
             "metadata": body.get("metadata") or {},
             "model": self.model,
             "output": list(self.output),
-            "max_tool_calls": body.get("max_tool_calls"),
             "parallel_tool_calls": body.get("parallel_tool_calls", True) is not False,
             "presence_penalty": body.get("presence_penalty") or 0.0,
             "frequency_penalty": body.get("frequency_penalty") or 0.0,
-            "previous_response_id": body.get("previous_response_id"),
-            "prompt_cache_key": body.get("prompt_cache_key"),
             "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
-            "safety_identifier": body.get("safety_identifier"),
             "service_tier": "default",
             "store": self.stored,
             "temperature": _or(body.get("temperature"), 1.0),
@@ -110,7 +110,6 @@ class ResponseWriter:
             "top_p": _or(body.get("top_p"), 1.0),
             "truncation": "disabled",
             "usage": None if usage is None else _usage(usage),
-            "user": body.get("user"),
         }
 
     def _event(self, kind: str, **fields: Any) -> Record:
@@ -212,7 +211,7 @@ def _or(value: Any, default: Any) -> Any:
 def _usage(usage: Mapping[str, Any]) -> Record:
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]},
+        "input_tokens_details": usage["prompt_tokens_details"],
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
         "total_tokens": usage["total_tokens"],

@@ -112,9 +112,8 @@ def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
 def _included(include: Any) -> Sequence[str]:
     for index, name in enumerate(include if isinstance(include, list) else [include]):
         if name not in _INCLUDED:
-            raise unsupported(
-                f"include[{index}]", f"must be {' or '.join(_INCLUDED)}, got {name!r:.80}", "include"
-            )
+            fault = f"must be {' or '.join(_INCLUDED)}, got {name!r:.80}"
+            raise unsupported(f"include[{index}]", fault, "include")
     return include if isinstance(include, list) else []
 
 
@@ -127,11 +126,8 @@ def _described(values: Record, name: str, known: Mapping[str, Sequence[Any]]) ->
         if field_name not in known and each is not None:
             raise invalid(name, f"has no field {field_name!r:.80}")
         if each is not None and known.get(field_name) and each not in known[field_name]:
-            raise invalid(
-                f"{name}.{field_name}",
-                f"must be one of {', '.join(map(str, known[field_name]))}, got {each!r:.80}",
-                name,
-            )
+            fault = f"must be one of {', '.join(map(str, known[field_name]))}, got {each!r:.80}"
+            raise invalid(f"{name}.{field_name}", fault, name)
     return value
 
 

@@ -136,22 +136,19 @@ class Batches:
     async def _validate(self, record: Record) -> InputFile | None:
         """Look at the input as a whole. None: it cannot be run, and the batch says why."""
         prompts = await self._on_disk(lambda: InputFile.scan(self.store.input(record)))
-        faults = [
-            _error(
-                "duplicate_custom_id", f"lines {first} and {second} have the custom_id {name!r:.200}", second
-            )
-            for name, first, second in prompts.repeated[:100]
-        ]
-        if prompts.num_requests == 0:
+        faults, count = [], prompts.num_requests
+        for name, first, second in prompts.repeated[:100]:
+            fault = f"lines {first} and {second} have the custom_id {name!r:.200}"
+            faults.append(_error("duplicate_custom_id", fault, second))
+        if count == 0:
             faults.append(_error("empty_file", "the file has no lines"))
-        if prompts.num_requests > MAX_LINES:
-            faults.append(
-                _error("too_many_lines", f"a batch has at most {MAX_LINES} lines, got {prompts.num_requests}")
-            )
+        if count > MAX_LINES:
+            fault = f"a batch has at most {MAX_LINES} lines, got {count}"
+            faults.append(_error("too_many_lines", fault))
         if faults:
             await self._fail(record, faults)
             return None
-        changes: Record = {"request_counts": {**record["request_counts"], "total": prompts.num_requests}}
+        changes: Record = {"request_counts": {**record["request_counts"], "total": count}}
         if record["status"] == "validating":
             changes |= {"status": "in_progress", "in_progress_at": int(time.time())}
         await self._update(record, **changes)
@@ -189,12 +186,9 @@ class Batches:
         answer, line = await self._record_of(record, raw)
         await asyncio.shield(self._on_disk(lambda: writer.put(raw.index, line)))
         tally.add(answer)
-        total = record["request_counts"]["total"]
-        record["request_counts"] = {
-            "total": total,
-            "completed": tally.requests - tally.failed,
-            "failed": tally.failed,
-        }
+        completed = tally.requests - tally.failed
+        counts = {"completed": completed, "failed": tally.failed}
+        record["request_counts"] = record["request_counts"] | counts
 
     async def _record_of(self, record: Record, raw: RawLine) -> tuple[Record, bytes]:
         service = self._service

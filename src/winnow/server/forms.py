@@ -125,7 +125,9 @@ class ResponsesForm(BaseModel):
 
 class AnthropicPromptForm(BaseModel):
     model: str
-    messages: Messages = Field(description="blocks text, image, tool_use, tool_result, thinking")
+    messages: Messages = Field(
+        description="blocks text, image, document, search_result, tool_use, tool_result, thinking"
+    )
     system: str | list[Object] | None = None
     tools: Tools | None = None
     tool_choice: Object | None = said("of type auto, any, tool or none")

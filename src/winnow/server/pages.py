@@ -132,6 +132,11 @@ def _snapshot(
     answers = service.engine.by_tenant()
     running, waiting = (sum(each[place] for each in answers.values()) for place in (0, 1))
     names = sorted({tenant or "" for tenant in answers} | set(occupancy.tenants))
+
+    def tenant_row(name: str) -> dict[str, Any]:
+        of_tenant = sum(answers.get(name or None, (0, 0)))
+        return {"name": name, "bytes": occupancy.tenants.get(name, 0), "answers": of_tenant}
+
     return {
         "time": time.time(),
         "model": service.names[0],
@@ -156,14 +161,7 @@ def _snapshot(
         "seconds": {phase: max(0.0, seconds) for phase, seconds in stats.elapsed.items()},
         "finished": service.metrics.finished,
         "latencies": service.metrics.latencies(),
-        "tenants": [
-            {
-                "name": name,
-                "bytes": occupancy.tenants.get(name, 0),
-                "answers": sum(answers.get(name or None, (0, 0))),
-            }
-            for name in names
-        ],
+        "tenants": [tenant_row(name) for name in names],
         "sessions": [asdict(each) for each in sessions[:MAX_SHOWN]],
         "session_tiers": stats.sessions,
         "session_bytes": sum(each.num_bytes for each in sessions),

@@ -92,14 +92,8 @@ def add_routes(app: FastAPI, service: Service) -> None:
         """Return how much is in progress."""
         queued, tokens = service.engine.num_queued()
         total = service.engine.num_unfinished
-        return JSONResponse(
-            {
-                "server_load": total,
-                "num_requests_running": total - queued,
-                "num_requests_waiting": queued,
-                "num_tokens_waiting": tokens,
-            }
-        )
+        found = {"server_load": total, "num_requests_running": total - queued}
+        return JSONResponse(found | {"num_requests_waiting": queued, "num_tokens_waiting": tokens})
 
     @add_route(app, "GET", "/version")
     async def version() -> Response:

@@ -57,9 +57,8 @@ class SpanReuse:
         if not self._packed or sequence.eviction is not None or len(sequence.request.sequences) > 1:
             return
         for start, stop, least in searches(sequence):
-            hashes = (
-                index.runs.hashes(tokens[start:stop]) if stop - start >= size and library in least else []
-            )
+            may_hold = stop - start >= size and library in least
+            hashes = index.runs.hashes(tokens[start:stop]) if may_hold else []
             at = max(start, 1)
             while at - start < len(hashes):
                 key, skipped, token_ids = self._packed.get(hashes[at - start], (b"", 0, []))
@@ -153,9 +152,8 @@ class SpanReuse:
 
     def num_repaired_of(self, placed: tuple[PlacedSpan, ...]) -> int:
         """Return how many of the tokens of spans a step computes again in all layers."""
-        return max(
-            ceil(self._share * sum(span.count for span in placed)), len(placed) and 1
-        )  # a step has a token
+        least = len(placed) and 1  # a step has a token
+        return max(ceil(self._share * sum(span.count for span in placed)), least)
 
     def count(self, sequence: Sequence, placed: int, repaired: int) -> None:
         """Count tokens of a step."""
