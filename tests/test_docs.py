@@ -19,6 +19,7 @@ LINKING = [*PAGES, DECISIONS, *sorted((ROOT / "docs").glob("*/*.md"))]
 
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+PART = re.compile(r'^<a id="(\w+)"></a>$', re.MULTILINE)
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 PROVENANCE = re.compile(
     rf"\b20\d\d-\d\d-\d\d\b|\b(?:{MONTHS}) 20\d\d\b|\bZen \d|\bEPYC\b|\bXeon\b|\bcommit [0-9a-f]{{7}}"
@@ -30,9 +31,10 @@ def names(pages: list[Path]) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
-    titles = (re.sub(r"[^\w\- ]", "", title.lower()) for title in HEADING.findall(page.read_text()))
-    return {title.strip().replace(" ", "-") for title in titles}
+    """Return the anchors of a page's headings, as GitHub makes them, and those that stand in it."""
+    text = page.read_text()
+    titles = (re.sub(r"[^\w\- ]", "", title.lower()) for title in HEADING.findall(text))
+    return {title.strip().replace(" ", "-") for title in titles} | set(PART.findall(text))
 
 
 @pytest.mark.parametrize("page", names(LINKING))
@@ -129,14 +131,24 @@ def history() -> list[str]:
 
 @pytest.mark.parametrize("page", names([ROOT / "README.md", *RESULTS]))
 def test_commits_are_ancestors(page: str, history: list[str]) -> None:
-    """A page says of a commit that is lost, and of a tree that no commit holds, that it is so."""
-    text = (ROOT / page).read_text()
-    beside = (ROOT / page).with_suffix(".md")
-    said = text + (beside.read_text() if beside.exists() else "")
-    for each in commits(text):
-        known = any(full.startswith(each.removesuffix("-dirty")) for full in history)
-        assert known or NOT_THERE in said, each
-        assert not each.endswith("-dirty") or "uncommitted changes" in said or NOT_THERE in said, each
+    """A part of a page says of a commit that is lost, and of a tree that no commit holds, that it is so."""
+    path = ROOT / page
+    for text in PART.split(path.read_text())[::2]:
+        said = text if path.suffix == ".md" else text + part_beside(path)
+        for each in commits(text):
+            known = any(full.startswith(each.removesuffix("-dirty")) for full in history)
+            assert known or NOT_THERE in said, each
+            assert not each.endswith("-dirty") or "uncommitted changes" in said or NOT_THERE in said, each
+
+
+def part_beside(numbers: Path) -> str:
+    """Return the part of a page that a file of numbers lies beside."""
+    for page in numbers.parent.glob("*.md"):
+        first, *others = PART.split(page.read_text())
+        parts = {page.stem: first, **dict(zip(others[::2], others[1::2], strict=True))}
+        if numbers.stem in parts:
+            return parts[numbers.stem]
+    return ""
 
 
 def test_commits_are_found_where_pages_name_them() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from winnow_lab.checkout import ROOT
+from winnow_lab.study.parts import read_parts
 
 PAGE = (ROOT / "docs/papers.md").read_text(encoding="utf-8")
 TEXTS = ("KV-Compress", "Batch-Max", "The text on KV cache memory", "BATON", "KCache")
@@ -60,12 +61,16 @@ def numbers(text: str) -> list[str]:
 
 @cache
 def page_numbers(name: str) -> frozenset[float]:
-    return frozenset(map(float, numbers((ROOT / "docs/results" / name).read_text(encoding="utf-8"))))
+    """Numbers of a file, or of its part behind the #; of a page of several parts without one, of the first."""
+    file, _, part = name.partition("#")
+    path = ROOT / "docs/results" / file
+    text = path.read_text(encoding="utf-8") if path.suffix == ".json" else read_parts(path)[part or path.stem]
+    return frozenset(map(float, numbers(text)))
 
 
 def missing(where: str, here: str) -> list[str]:
     """Numbers of what was measured on a model or a trace, which the row's pages do not have, rounded as they are."""
-    pages = re.findall(r"\(results/([\w.]+\.(?:md|json))\)", here)
+    pages = re.findall(r"\(results/([\w.]+\.(?:md(?:#\w+)?|json))\)", here)
     pages += [page for label, names in _LABELS.items() if label in where for page in names.split(", ")]
     there = {value * scale for page in pages for value in page_numbers(page) for scale in (1, 100, 0.01)}
 

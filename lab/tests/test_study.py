@@ -13,7 +13,8 @@ import pytest
 from winnow_lab.checkout import ROOT
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, in_turn, parse, run_study
-from winnow_lab.study.index import STUDIES, results_page
+from winnow_lab.study.index import PAGES, STUDIES, results_page
+from winnow_lab.study.parts import page_of, read_parts, with_titles, write_part
 
 RESULTS = ROOT / "docs/results"
 
@@ -83,15 +84,40 @@ def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
         run_study(Options, lambda _: pytest.fail("nothing may be measured"), words)
 
 
+def test_a_part_is_written_among_others(tmp_path: Path) -> None:
+    page = tmp_path / page_of("baton_demo")
+    for name, text in (
+        ("baton_demo", "one"),
+        ("baton", "first"),
+        ("baton_sizes", "two"),
+        ("baton_demo", "new"),
+    ):
+        write_part(page, name, f"# Title\n\n{text}\n\n## Table\n")
+    assert [line for line in page.read_text().splitlines() if line] == [
+        "# Title",
+        "first",
+        "## Table",
+        '<a id="baton_demo"></a>',
+        f"## {PAGES['baton_demo'].settled.capitalize()}",
+        "new",
+        "### Table",
+        '<a id="baton_sizes"></a>',
+        f"## {PAGES['baton_sizes'].settled.capitalize()}",
+        "two",
+        "### Table",
+    ]
+
+
 def test_the_list_names_what_exists_and_every_result() -> None:
-    files = [page.file for each in STUDIES for page in each.pages]
-    assert len(files) == len(set(files))
-    drawn = {f"{Path(file).stem}.svg" for file in files}
-    here = {path.name for path in RESULTS.iterdir()} - {"README.md"}
-    assert set(files) <= here
-    others = {name for name in here - set(files) - drawn if not name.startswith("baton_")}
-    # Numbers beside a page that code or the page itself reads.
-    assert {f"{Path(name).stem}.md" for name in others} <= set(files)
+    pages = sorted(RESULTS.glob("*.md"))
+    there = [name for page in pages if page.stem != "README" for name in read_parts(page)]
+    listed = [page.name for each in STUDIES for page in each.pages]
+    assert sorted(there) == sorted(each for each in listed if not each.endswith(".json"))
+    # Numbers that studies wrote beside their pages, and what a page shows or names.
+    others = {path.name for path in RESULTS.iterdir() if path.suffix != ".md"}
+    texts = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert {name for name in others if name not in texts and Path(name).stem not in PAGES} == set()
+    assert {name for name in PAGES if name.endswith(".json")} <= others
     for each in STUDIES:
         program, *words = each.command.split()
         if words[0] == "-m":
@@ -100,10 +126,12 @@ def test_the_list_names_what_exists_and_every_result() -> None:
             assert (ROOT / words[0]).is_file()
 
 
-def test_the_page_of_results_is_up_to_date() -> None:
-    assert (RESULTS / "README.md").read_text(encoding="utf-8") == results_page(), (
-        "python -m winnow_lab --write"
-    )
+def test_what_pages_take_from_the_list_is_up_to_date() -> None:
+    for page in RESULTS.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert text == (results_page() if page.stem == "README" else with_titles(text)), (
+            "python -m winnow_lab --write"
+        )
 
 
 def test_listing_needs_no_torch() -> None:

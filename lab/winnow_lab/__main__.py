@@ -1,10 +1,11 @@
-"""`python -m winnow_lab`: all studies and pages; `--write` renews docs/results/README.md; `seeds` runs that study."""
+"""`python -m winnow_lab`: all studies and pages; `--write` renews docs/results; `seeds` runs that study."""
 
 import argparse
 import sys
 
 from winnow_lab.checkout import ROOT
 from winnow_lab.study.index import listing, results_page
+from winnow_lab.study.parts import with_titles
 
 
 def main() -> None:
@@ -14,9 +15,13 @@ def main() -> None:
 
         sys.exit(run_study(Options, study, sys.argv[2:]))
     parser = argparse.ArgumentParser(prog="python -m winnow_lab", description="List the studies of the lab.")
-    parser.add_argument("--write", action="store_true", help="write docs/results/README.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/README.md and titles of parts"
+    )
     if parser.parse_args().write:
-        (ROOT / "docs/results/README.md").write_text(results_page(), encoding="utf-8")
+        for page in (ROOT / "docs/results").glob("*.md"):
+            text = results_page() if page.stem == "README" else with_titles(page.read_text(encoding="utf-8"))
+            page.write_text(text, encoding="utf-8")
     print(listing())
 
 

@@ -1,8 +1,8 @@
-"""Report which pages of docs/results can be repeated at this commit.
+"""Report which results of docs/results, pages and their parts, can be repeated at this commit.
 
     python -m winnow_lab.pages check
 
-names the pages whose command cannot be typed any more, or asks for a policy or a format that is gone, and whose commit
+names those whose command cannot be typed any more, or asks for a policy or a format that is gone, and whose commit
 this repository does not have; then, as notes, those without numbers beside them and those whose study has changed
 since. It needs a checkout with tests/documented.py, which parses commands. The exit code is 1 for all but notes.
 """
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from winnow.config import EngineConfig
 from winnow.errors import WinnowError
@@ -26,6 +26,7 @@ from winnow.values.value_tier import ValueTier
 from winnow_lab.checkout import ROOT
 from winnow_lab.evaluate.variants import VARIANTS
 from winnow_lab.real.codec_tables import Codec, read_codecs
+from winnow_lab.study.parts import read_parts
 
 RESULTS = ROOT / "docs/results"
 _COMMIT = r"\b[0-9a-f]{7,8}(?:-dirty)?\b"
@@ -33,31 +34,47 @@ _COMMITS = re.compile(rf"\b[Cc]ommits? (`?{_COMMIT}(?:, {_COMMIT})*)|\"commit\":
 _POLICIES = {*PRESETS, *VARIANTS, "full", "int8", "auto"}
 
 
-def commands_of(page: Path) -> Iterator[list[str]]:
-    """Yield the commands of a page and of the numbers beside it: lines, code within a sentence, and fields."""
-    tests, numbers = _test_helpers(), page.with_suffix(".json")
-    if page.suffix == ".md":
-        for found in re.finditer(r"^    (\S.*)$|`([^`\n]+)`", page.read_text(encoding="utf-8"), re.MULTILINE):
-            line = found[1] or found[2]
-            if (tests.is_command(line) and " " in line) or line.split(" ")[0].endswith(".py"):
-                yield tests.words(line)
-    if numbers.exists():
-        yield from _recorded(json.loads(numbers.read_text(encoding="utf-8")))
+class Part(NamedTuple):
+    """A study's part of a page, and the text of the JSON beside it; either may be empty."""
+
+    name: str
+    text: str
+    numbers: str = ""
 
 
-def problems(page: Path) -> Iterator[str]:
-    """Yield why a page cannot be repeated."""
-    found = list(commands_of(page))
+def parts_of(results: Path = RESULTS) -> Iterator[Part]:
+    """Yield every part of every page of a folder, then numbers without a page."""
+    numbers = {each.stem: each.read_text(encoding="utf-8") for each in sorted(results.glob("*.json"))}
+    for page in sorted(each for each in results.glob("*.md") if each.stem != "README"):
+        yield from (Part(name, text, numbers.pop(name, "")) for name, text in read_parts(page).items())
+    yield from (Part(name, "", text) for name, text in numbers.items())
+
+
+def commands_of(part: Part) -> Iterator[list[str]]:
+    """Yield the commands of a part and of the numbers beside it: lines, code within a sentence, and fields."""
+    tests = _test_helpers()
+    for found in re.finditer(r"^    (\S.*)$|`([^`\n]+)`", part.text, re.MULTILINE):
+        line = found[1] or found[2]
+        if (tests.is_command(line) and " " in line) or line.split(" ")[0].endswith(".py"):
+            yield tests.words(line)
+    fields: list[dict[str, Any]] = []
+    json.loads(part.numbers or "{}", object_hook=fields.append)
+    yield from (each["command"] for each in fields if isinstance(each.get("command"), list))
+
+
+def problems(part: Part) -> Iterator[str]:
+    """Yield why a part cannot be repeated."""
+    found = list(commands_of(part))
     if not found:
         yield "names no command"
     for words in found:
         if not _can_be_typed(words):
             yield f"no such command: {' '.join(words)[:80]}"
         yield from refused_values(words)
-    if "no claim rests on this page" not in page.read_text(encoding="utf-8"):
-        missing = [each for each in commits_of(page) if _git("cat-file", "-e", f"{each}^{{commit}}")]
+    if "no claim rests on this part" not in part.text:
+        missing = (each for each in commits_of(part) if _git("cat-file", "-e", f"{each}^{{commit}}"))
         yield from (f"commit {each} is not here" for each in missing)
-    if not commits_of(page):
+    if not commits_of(part):
         yield "names no commit"
 
 
@@ -78,22 +95,23 @@ def refused_values(words: Sequence[str]) -> Iterator[str]:
             yield str(error)
 
 
-def commits_of(page: Path) -> list[str]:
-    text = "".join(
-        each.read_text(encoding="utf-8") for each in (page, page.with_suffix(".json")) if each.exists()
-    )
-    named = [commit for found in _COMMITS.finditer(text) for commit in re.findall(_COMMIT, found[0])]
+def commits_of(part: Part) -> list[str]:
+    named = [
+        commit
+        for found in _COMMITS.finditer(part.text + part.numbers)
+        for commit in re.findall(_COMMIT, found[0])
+    ]
     return sorted({commit.removesuffix("-dirty") for commit in named})
 
 
-def notes(page: Path) -> Iterator[str]:
-    """Yield why a page might be measured again."""
-    if not page.with_suffix(".json").exists():
+def notes(part: Part) -> Iterator[str]:
+    """Yield why a part might be measured again."""
+    if not part.numbers:
         yield "keeps no numbers beside it"
-    words = {word for command in commands_of(page) for word in command}
+    words = {word for command in commands_of(part) for word in command}
     places = [ROOT.joinpath("lab", *word.split(".")) for word in words if word.startswith("winnow_lab.")]
     paths = [str(each) for place in places for each in (place, place.with_suffix(".py")) if each.exists()]
-    if paths and any(_git("diff", "--quiet", commit, "HEAD", "--", *paths) for commit in commits_of(page)):
+    if paths and any(_git("diff", "--quiet", commit, "HEAD", "--", *paths) for commit in commits_of(part)):
         yield "its study has changed since"
 
 
@@ -113,16 +131,6 @@ def _can_be_typed(words: Sequence[str]) -> bool:
         return any(_test_helpers().check(each, patch) is None for each in tried)
 
 
-def _recorded(value: Any) -> Iterator[list[str]]:
-    for key, each in (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    ):
-        if key == "command" and isinstance(each, list):
-            yield each
-        else:
-            yield from _recorded(each)
-
-
 def _git(*words: str) -> int:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=False).returncode  # noqa: S603, S607
 
@@ -136,18 +144,14 @@ def main() -> int:
     if sys.argv[1:] != ["check"]:
         print(__doc__)
         return 2
-    files = [
-        each
-        for each in sorted(RESULTS.iterdir())
-        if each.suffix in (".md", ".json") and each.stem != "README"
-    ]
-    pages = [each for each in files if each.suffix == ".md" or not each.with_suffix(".md").exists()]
-    broken = {page.name: found for page in pages if (found := list(problems(page)))}
-    noted = {page.name: found for page in pages if (found := list(notes(page)))}
+    parts = list(parts_of())
+    broken, noted = (
+        {part.name: [*why(part)] for part in parts if any(why(part))} for why in (problems, notes)
+    )
     for label, pairs in (("cannot be repeated", broken), ("note", noted)):
         for name, found in pairs.items():
             print(f"{label}: {name}: {'; '.join(dict.fromkeys(found))}")
-    print(f"{len(pages)} pages, {len(broken)} that cannot be repeated, {len(noted)} with notes")
+    print(f"{len(parts)} results, {len(broken)} that cannot be repeated, {len(noted)} with notes")
     return int(bool(broken))
 
 

@@ -205,10 +205,10 @@ def test_files(compared: Evaluation, tmp_path: Path) -> None:
     assert set(snapkv["not_discriminating"]) == {"easy", "hopeless"}
     assert snapkv["scores"] == {"easy": [0.9], "hard": [0.4], "hopeless": [0.05]}
     text = (tmp_path / "results.md").read_text()
-    assert "`winnow eval 'made up'`" in text
+    assert "    winnow eval 'made up'\n" in text
     assert "| snapkv | 0.40 (at 3.0x) |" in text
-    assert "- 3 prompts per cell; ± is the standard error" in text
-    assert "commit abc, 2026-11-21, a processor, 2 cores" in text
+    assert "3 prompts per cell; ± is the standard error" in text
+    assert "(commit abc; a processor, 2 cores, torch 2; 2026-11-21)" in text
     drawn = {"score.svg"} if can_draw() else set()
     assert {path.name for path in paths} == {"results.json", "results.md"} | drawn
     assert all(path.stat().st_size for path in paths)

@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.report.provenance import origin
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow.values.json_values import dump_json
 from winnow.values.units import format_bytes
@@ -13,6 +12,7 @@ from winnow_lab.evaluate.result import CellResult, Evaluation, Headline
 from winnow_lab.evaluate.tasks.longbench import GROUPS
 from winnow_lab.report.plots import Axis, Line, Panel, can_draw, heat_map, line_chart, save_figure
 from winnow_lab.report.tables import Footnotes, TextTable
+from winnow_lab.study.study import page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -286,26 +286,14 @@ def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any
     results, tables = directory / RESULTS, directory / TABLES
     results.write_text(dump_json({**head, **evaluation.to_json()}, indent=1) + "\n", encoding="utf-8")
     pictures = draw(evaluation, directory) if can_draw() else []
-    shown = [str(path.relative_to(directory)) for path in pictures]
-    tables.write_text("\n".join(_markdown(evaluation, head, shown)) + "\n", encoding="utf-8")
+    shown = [each for each in pictures if each.parent == directory]
+    fact = (
+        f"Model: {head['model']}; {evaluation.prompts} prompts per cell; ± is the standard error of a mean."
+    )
+    notes = f"{_QUERY_AWARE}\n\n{_MEAN}\n"
+    text = page(f"winnow eval {evaluation.task}", head, [fact], notes, list(all_tables(evaluation)), shown)
+    maps = [f"- [{each.stem}](maps/{each.name})\n" for each in pictures if each.parent != directory]
+    tables.write_text(
+        text + "".join(["\n## Categories by length\n\n", *maps] if maps else []), encoding="utf-8"
+    )
     return [results, tables, *pictures]
-
-
-def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: Sequence[str]) -> list[str]:
-    lines = [
-        f"# winnow eval {evaluation.task}",
-        "",
-        *origin(head),
-        f"- model: {head['model']}",
-        f"- {evaluation.prompts} prompts per cell; ± is the standard error of a mean",
-        "",
-        _QUERY_AWARE,
-        "",
-        _MEAN,
-        "",
-    ]
-    lines += [text for name in pictures if "/" not in name for text in (f"![{name}]({name})", "")]
-    for table in all_tables(evaluation):
-        lines += table.markdown()
-    maps = [f"- [{Path(name).stem}]({name})" for name in pictures if "/" in name]
-    return [*lines, "## Categories by length", "", *maps, ""] if maps else lines

@@ -19,7 +19,7 @@ _WINDOW = PRESETS["winnow-window"].policy
 _ED, _BATCH_MAX = PRESETS["extreme-decode"].policy, PRESETS["batch-max"].policy
 
 VARIANTS: Mapping[str, EvictionPolicy] = {
-    # The window times keys, without sentences (docs/results/keys_seen.md).
+    # The window times keys, without sentences (docs/results/keys.md).
     "winnow-window-keys": replace(_WINDOW, score=ByKeyDeviation(_WINDOW.score, power=0.25)),
     # H2O as KVCache-Factory runs it as a baseline.
     "h2o-once": replace(_H2O, keep=Keep(recent=8), when=When(after_prefill=True)),

@@ -23,6 +23,8 @@ from winnow_lab.peers.works import GivenWork
 from winnow_lab.study import StudyOptions, flag
 from winnow_lab.study.journal import CellJournal
 
+UNFINISHED = 3  # the exit code while runs are missing
+
 
 @dataclass(frozen=True)
 class PeerOptions(StudyOptions):

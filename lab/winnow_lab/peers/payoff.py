@@ -20,18 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winnow.errors import ConfigError
-from winnow_lab.peers.comparison import Comparison, PeerOptions
+from winnow_lab.peers.comparison import UNFINISHED, Comparison, PeerOptions
 from winnow_lab.peers.page import NOTES, tables
 from winnow_lab.peers.works import RealModel, real_works
-from winnow_lab.study import Result, flag, run_study
+from winnow_lab.study import PageOptions, Result, flag, run_study
 
-UNFINISHED = 3
 MODELS = (Path("models/SmolLM2-135M-Instruct.Q4_1.gguf"), Path("models/gemma-3-270m.gguf"))
 WORKS = ("p1", "p2", "p3")
 
 
 @dataclass(frozen=True)
-class Options(PeerOptions):
+class Options(PeerOptions, PageOptions):
     model: list[Path] | None = flag(
         None, f"may be repeated (default: of {', '.join(map(str, MODELS))} those here)"
     )
@@ -41,8 +40,6 @@ class Options(PeerOptions):
     journal: Path | None = flag(
         Path("runs/payoff"), "folder that keeps every run; what it has is not run again"
     )
-    output: Path | None = flag(Path("docs/results"), "folder of the page and its numbers", short=("-o",))
-    name: str = flag("payoff", "of the files in --output")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,12 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from winnow_lab.bench.presets import PRESETS
-from winnow_lab.peers.comparison import Comparison, PeerOptions
+from winnow_lab.peers.comparison import UNFINISHED, Comparison, PeerOptions
 from winnow_lab.peers.page import W1_NOTES, comparison
 from winnow_lab.peers.works import make_w1
 from winnow_lab.study import Result, flag, run_study
-
-UNFINISHED = 3
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,6 @@ class Options(RealOptions):
     policies: tuple[str, ...] = flag(())
     tasks: tuple[str, ...] = flag((), choices=KNOWN_TASKS)
     work: Path = flag(Path("runs/codecs"), "folder of journals")
-    name: str = flag("codecs", "of the files in --output")
 
 
 def measure(codec: Codec, asked: Options, reference_bytes: float | None) -> Measured:

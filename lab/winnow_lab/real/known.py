@@ -16,12 +16,14 @@ from typing import Any
 
 from winnow.eviction import PRESETS
 from winnow.known_accuracy import DEMO, FILE, PAGE
+from winnow.report.provenance import device_name
 from winnow_lab.checkout import ROOT
 from winnow_lab.evaluate.cell import FULL_CELL
 from winnow_lab.real.rows import MIN_SCORE, Row, counts
 from winnow_lab.real.tables import share_of_full
 from winnow_lab.report import standard_error
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study.index import PAGES
 
 RESULTS = ROOT / "docs" / "results"
 # Pages of real models, and what their tasks are called besides.
@@ -72,7 +74,7 @@ def known_rows(name: str) -> Iterator[dict[str, Any]]:
             "model": DEMO if model == "the demo model" else _QUANTIZED.sub("", Path(model).name),
             "task": task,
             "categories": len(found),
-            "source": PAGE if "cells" in report else f"docs/results/{name}.md",
+            "source": PAGE if "cells" in report else f"docs/results/{PAGES[name].file}",
         }
 
 
@@ -121,14 +123,23 @@ def text(found: list[dict[str, Any]]) -> str:
     return f'{{"written_by": "python -m winnow_lab.real.known", "rows": [\n{lines}\n]}}\n'
 
 
+_HEAD = """\
+# Accuracy of policies, as measured
+
+Shares of the full cache's mean score, over categories that the model can answer, and the standard
+error. `winnow plan`, `winnow policies` and `--compression auto` read this record, and so does the
+warning of a task below .8; `python -m winnow_lab.real.known` writes it.
+"""
+
+
 def page(found: list[dict[str, Any]]) -> str:
     order = sorted(
         found, key=lambda row: (row["model"], row["question"], row["task"], row["policy"], row["compression"])
     )
     lines = []
     for row in order:
-        name = Path(row["source"]).name
-        source = "below" if row["source"] == PAGE else f"[{name}]({name})"
+        file = Path(row["source"]).name
+        source = "below" if row["source"] == PAGE else f"[{file.rpartition('#')[2]}]({file})"
         judged = f"{row['share']:.2f} ± {row['error']:.2f} | question {row['question']}"
         begun = f"{row['policy']} {row['compression']:g}x | {judged}"
         lines.append(f"{begun} | {row['task']} | {row['model']} | {source}")
@@ -137,25 +148,12 @@ def page(found: list[dict[str, Any]]) -> str:
     sources = []
     for path in sorted(RESULTS.glob("known_*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
-        command = " ".join(report["command"])
-        machine = f"{report['machine']['cpu']}, {report['machine']['cores']} cores"
+        command, machine = " ".join(report["command"]), device_name(report["machine"])
         sources.append(
             f"- [{path.name}]({path.name}): `{command}`\n  (commit {report['commit']}, {report['date'][:10]}, "
             f"{machine}; {report['prompts_per_cell']} prompts a cell)"
         )
-    return "\n".join(
-        [
-            "# Accuracy of policies, as measured",
-            "",
-            "Shares of the full cache's mean score, over categories that the model can answer, and the standard",
-            "error. `winnow plan`, `winnow policies` and `--compression auto` read this record, and so does the",
-            "warning of a task below .8; `python -m winnow_lab.real.known` writes it.",
-            "",
-            *table.markdown(),
-            *sources,
-            "",
-        ]
-    )
+    return "\n".join([_HEAD, *table.markdown(), *sources, ""])
 
 
 if __name__ == "__main__":

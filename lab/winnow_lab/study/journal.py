@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from winnow.errors import EvaluationError
@@ -73,9 +72,7 @@ class ResultJournal(Generic[_Entry]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def _read(self, path: Path, fingerprint: Fingerprint, answers_alone: bool) -> int:

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json
 from winnow.errors import WinnowError
-from winnow.report.provenance import Machine, report_head, typed_command
+from winnow.report.provenance import Machine, device_name, report_head, typed_command
 from winnow.values.json_values import dump_json
 from winnow_lab.report.tables import TextTable, console, print_tables
 from winnow_lab.study.options import StudyOptions, add_options, options_of, parse
+from winnow_lab.study.parts import page_of, write_part
 
 _Options = TypeVar("_Options", bound=StudyOptions)
 _Cell = TypeVar("_Cell")
@@ -80,7 +81,7 @@ def perform(options: _Options, measure: Callable[[_Options], Result | Iterable[R
     """Measure, show and write, once the files are found to be writable. Returns the exit code."""
     check_json_path(options.json)
     if options.output is not None:
-        require_writable(options.output / f"{name}.md", f"-o {options.output}")
+        require_writable(options.output / page_of(name), f"-o {options.output}")
     found = measure(options)
     engine = getattr(options, "engine", None)
     device = getattr(options, "device", "cpu") if engine is None else engine.get("device", "auto")
@@ -109,7 +110,7 @@ def _write(result: Result, head: Mapping[str, Any], options: StudyOptions, name:
     drawn = result.figures.items() if can_draw() else ()
     figures = [save_figure(draw(), stem.with_name(name + suffix)) for suffix, draw in drawn]
     text = page(result.title, head, result.facts, result.notes, result.tables, figures)
-    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    write_part(options.output / page_of(name), name, text)
 
 
 def in_turn(
@@ -133,19 +134,9 @@ def page(
     figures: Sequence[Path] = (),
 ) -> str:
     """Everything that a reader of the results needs, in Markdown; `notes` end a line."""
-    machine = head["machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch_version']}"
-    lines = [
-        f"# {title}",
-        "",
-        f"    {shlex.join(head['command'])}",
-        "",
-        f"(commit {head['commit']}; {where}; {head['date'][:10]})",
-        "",
-        *facts,
-        "",
-        notes,
-    ]
+    where = f"{device_name(head['machine'])}, torch {head['machine']['torch_version']}"
+    command, origin = shlex.join(head["command"]), f"(commit {head['commit']}; {where}; {head['date'][:10]})"
+    lines = [f"# {title}\n\n    {command}\n\n{origin}\n", *facts, "", notes]
     for table in tables:
         lines += table.markdown()
     lines += [text for path in figures for text in (f"![{path.stem.replace('_', ' ')}]({path.name})", "")]

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -86,16 +85,6 @@ def typed_command() -> list[str]:
 def device_name(machine: Mapping[str, Any]) -> str:
     """Return the accelerator, or the processor with the cores it could use."""
     return machine["accelerator"] or f"{machine['cpu']}, {machine['cores']} cores"
-
-
-def origin(head: Mapping[str, Any]) -> list[str]:
-    """Return two entries of a Markdown list: the command; commit, date and machine."""
-    machine = head["machine"]
-    return [
-        f"- command: `{shlex.join(head['command'])}`",
-        f"- commit {head['commit'] or 'unknown'}, {head['date']}, {device_name(machine)}, "
-        f"torch {machine['torch_version']}",
-    ]
 
 
 def commit() -> str | None:

@@ -31,11 +31,9 @@ modes get the same queries in the same order and compute the same tokens.
 
 examples:
   python -m winnow_lab.papers baton
-  python -m winnow_lab.papers baton --sets short --batches 2,8 --modes static,embedding
   python -m winnow_lab.papers baton --repeats 3 --journal baton.journal -o results
   python -m winnow_lab.papers baton --sets short --rate 4 --modes static,embedding
   python -m winnow_lab.papers baton --sets trace --trace AzureLLMInferenceTrace_conv.csv --short-scale 0.25 --rate 2
-  python -m winnow_lab.papers baton --sets mixed --batches 8 --scale 0.25 --model DIR --kv-memory 4GiB
 
 With --journal, runs reach the disk as they end, and the same command resumes where it was stopped.
 One journal serves all sets, modes and batch sizes, so that an experiment can be run in pieces; every

@@ -50,9 +50,7 @@ def subject_table(found: Sequence[Answered], model: str) -> TextTable:
 def length_table(found: Mapping[str, Sequence[int]], model: str) -> TextTable:
     """Tokens of prompts, as Fig. 2."""
     columns: dict[str, Callable[[Sequence[int]], str]] = {"prompts": lambda each: f"{len(each):,}"}
-    for head, part in zip(
-        ("shortest", "25 %", "median", "75 %", "longest"), (0, 0.25, 0.5, 0.75, 1), strict=True
-    ):
+    for head, part in {"shortest": 0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "longest": 1}.items():
         columns[head] = lambda each, part=part: f"{each[round(part * (len(each) - 1))]:,}"  # type: ignore[misc]
     return TextTable.of(f"Tokens of prompts, {model}", "task", found, columns)
 
@@ -117,18 +115,9 @@ DESCRIPTION = """\
 Scores, agreement and perplexity with the N values that weigh most (the paper's Table 2), tokens per
 second by input length and batch in a given KV memory (Table 3), and answers to questions that are
 asked in turn about one document (its motive). BBH is also shown by subject (Table 4), and --lengths
-counts the tokens of prompts (Fig. 2).
+counts the tokens of prompts (Fig. 2). docs/papers.md has the command of each table.
 
 What is done is kept below --work: the same command resumes where it was stopped.
-"""
-EPILOG = """\
-examples:
-  python -m winnow_lab.papers kcache --tasks demo -o docs/results --name kcache_demo
-  python -m winnow_lab.papers kcache --model models/SmolLM2-135M-Instruct.Q4_1.gguf --tokens 2048 -o docs/results
-  python -m winnow_lab.papers kcache --model MODEL --cells 1024:8,4096:4 --decode-tokens 1000 --runs 3 --layers 1
-  python -m winnow_lab.papers kcache --model MODEL --questions 20 --samples 3 --tokens 2048
-  python -m winnow_lab.papers kcache --model MODEL --lengths bbh,gsm8k,nq-open
-  python -m winnow_lab.papers kcache --model MODEL --tasks bbh --top-n 128 --layers 1 --work runs/bbh
 """
 
 
@@ -171,4 +160,4 @@ def study(options: Options) -> Result:
     return Result(TITLE, tables, [fact] if answers or turns else [], NOTES, numbers, lists)
 
 
-configure, execute = as_command(Options, study, DESCRIPTION + "\n" + EPILOG)
+configure, execute = as_command(Options, study, DESCRIPTION)
