@@ -47,5 +47,6 @@ def trivia(file: str, questions: int, seed: int = 0, **metadata: Any) -> dict[st
     """
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         rows = [row for row in map(json.loads, lines) if len(row["choices"]) == 4]
+    rows = [row for row in rows if row["answer"] in row["choices"]]  # of some it is not
     drawn = random.Random(seed).sample(rows, 2 * questions)  # noqa: S311
     return {"test": Dataset.from_list(drawn[:questions]), "train": Dataset.from_list(drawn[questions:])}
