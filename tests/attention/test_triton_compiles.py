@@ -57,7 +57,7 @@ def test_kernels_compile_and_fit(
     """Of activations and of KVs."""
     dtype, kv_format = formats
     found = compile_kernels(tmp_path, capability, dtype, head_dim, kv_format)
-    assert len({line["kernel"] for line in found}) == 12, "every kernel"
+    assert len({line["kernel"].partition("/")[0] for line in found}) == 16, "every kernel"
     for line in found:
         assert line["shared"] <= MOST_SHARED[capability], line
 
@@ -75,6 +75,8 @@ MOST_REGISTERS = {
     ("rotate_and_write_heads", "bfloat16"): 48,
     ("compare_keys", "bfloat16"): 104,
 }
+# What the interpreter takes and the compiler may refuse.
+NO_LIMIT = ["attend_split/window", "rms_norm_rows"]
 COUNTED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 # Instructions of the longest loop, which is decoding's over tiles of 128 KVs, or a chunk's over its own; 3.6 takes up
 # to twice as many.
@@ -88,7 +90,7 @@ MOST_INSTRUCTIONS = {"bfloat16": 800, "int8": 1650, "fp8_e4m3": 1750, "int4": 16
 @pytest.mark.parametrize(
     ("kv_format", "wanted"),
     [
-        ("bfloat16", ["attend_split", "attend_chunk", "rotate_and_write_heads", "compare_keys"]),
+        ("bfloat16", ["attend_split", "attend_chunk", "rotate_and_write_heads", "compare_keys", *NO_LIMIT]),
         *(
             pytest.param(kv_format, [name for name, of in MOST_REGISTERS if of == kv_format], marks=LONG)
             for kv_format in MOST_INSTRUCTIONS
@@ -99,7 +101,7 @@ def test_kernels_keep_to_their_registers(kv_format: str, wanted: list[str], tmp_
     """With aligned memory, as the JIT finds it, and nothing spilled but by fp8: what a Hopper GPU would run."""
     found = compile_kernels(tmp_path, 90, "bfloat16", "128", kv_format, *wanted)
     assert {line["kernel"] for line in found} == set(wanted)
-    for line in found:
+    for line in (line for line in found if line["kernel"] not in NO_LIMIT):
         assert line["stack"] <= (16 if kv_format == "fp8_e4m3" else 0), line
         assert not COUNTED or line["registers"] <= MOST_REGISTERS[line["kernel"], kv_format], line
         assert max(line["loops"], default=0) <= MOST_INSTRUCTIONS[kv_format] * (1 if COUNTED else 2.1), line

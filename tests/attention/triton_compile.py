@@ -1,7 +1,7 @@
 """Compile every kernel for a GPU that need not be there: `python triton_compile.py 90 bfloat16 128 [float32]`.
 
 Arguments: compute capability, the dtype of activations, head_dim, the format of KVs where it is another, and names of
-kernels where not all are wanted, which then come without windows. The interpreter takes programs that the compiler
+kernels where not all are wanted, `attend_chunk/window` with a window. The interpreter takes programs that the compiler
 refuses. Prints a line of JSON for each kernel: its tile, shared memory, and what the assembler made of it.
 """
 
@@ -26,6 +26,7 @@ from winnow.attention.triton.launch import CacheShape, product_dtype, tuning_for
 from winnow.attention.triton.side_format import Window, side_formats
 from winnow.cache import CacheLayout, KVPool, PairCodec
 from winnow.cache.codec import make_codec
+from winnow.models.fast.fused import triton_passes
 from winnow.sampling import triton_kernels
 from winnow.values.kv_dtype import KVDtype
 
@@ -41,6 +42,7 @@ GROUP = 4
 WORDS = {torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}
 # What kernels call their arguments says what they are; what is in none of these sets is int32.
 OF_MODEL = {"q", "k", "v", "out", "sinks", "heads", "cos", "sin", "query_norm", "key_norm"}
+OF_MODEL |= {"x", "add", "to", "weight", "gate_up"}
 INT64 = {"slots", "position", "token_slots", "tokens_after", "source", "chosen", "top_k"}
 INT32 = {
     "pages",
@@ -68,6 +70,7 @@ FLOAT32 = {
     "cosines",
     "sines",
     "score",
+    "slopes",
 }
 
 
@@ -89,12 +92,14 @@ def variants(
         "DOT": FORMATS[products][0],
     }
     bent = {**plain, "WINDOW": Window(100, chunked=False), "SOFTCAP": 30.0}
+    chunked = {**bent, "WINDOW": Window(100, chunked=True)}
     cut = {"MIN_SPLIT": tuning.min_split, "MAX_SPLITS": tuning.max_splits}
 
     tiles = {**cut, "BLOCK_G": 16, "BLOCK_N": tuning.decode.keys}
     launch = tuning.decode.num_warps, tuning.decode.num_stages
     yield decode.attend_split, {**plain, **tiles, "index": None, "raw": None, "slopes": None}, *launch
     yield decode.attend_split, {**bent, **tiles}, *launch
+    yield decode.attend_split, {**chunked, **tiles}, *launch
     yield decode.merge_splits, {**LAYOUT, **sizes, **cut, "GROUP": GROUP, "BLOCK_S": 64}, 4, 3
 
     tiles = {"BLOCK_M": tuning.chunk.queries, "BLOCK_N": tuning.chunk.keys}
@@ -102,6 +107,7 @@ def variants(
     nothing = dict.fromkeys(("slopes", "sinks", "statistics"))
     yield chunk.attend_chunk, {**plain, **tiles, **nothing}, *launch
     yield chunk.attend_chunk, {**bent, **tiles}, *launch
+    yield chunk.attend_chunk, {**chunked, **tiles}, *launch
 
     tiles = {"BLOCK_Q": tuning.observe.queries, "BLOCK_N": tuning.observe.keys}
     launch = tuning.observe.num_warps, tuning.observe.num_stages
@@ -125,6 +131,14 @@ def variants(
     yield move.write_kvs, storing, 4, 3
     yield rotate.rotate_and_write_heads, {**storing, **rotation, "query_norm": None, "key_norm": None}, 4, 3
     yield rotate.rotate_and_write_heads, {**storing, **rotation}, 4, 3
+    rotation |= {"HEAD_DIM": head_dim}
+    yield triton_passes.rotate_heads, {**rotation, "query_norm": None, "key_norm": None}, 1, 3
+    yield triton_passes.rotate_heads, rotation, 1, 3
+    yield triton_passes.rms_norm_rows, {"ONE_PLUS": False, "BLOCK": 4096, "add": None}, 8, 3
+    for one_plus in (False, True):
+        yield triton_passes.rms_norm_rows, {"ONE_PLUS": one_plus, "BLOCK": 4096}, 8, 3
+        yield triton_passes.add_normed_rows, {"ONE_PLUS": one_plus, "BLOCK": 4096}, 8, 3
+        yield triton_passes.gate_rows, {"GELU": one_plus, "BLOCK": 1024}, 4, 3
     of_pool = {
         "BLOCK_SIZE": BLOCK_SIZE,
         "BLOCK_WORDS": pool.of_layer(-1).words.shape[1],
@@ -159,7 +173,7 @@ def argument(kernel: Any, name: str, dtype: torch.dtype, word: torch.dtype) -> s
         return "*i64"
     if name in INT32 or name in FLOAT32:
         return "*i32" if name in INT32 else "*fp32"
-    return "fp32" if name in ("scale", "query_eps", "key_eps") else "i32"
+    return "fp32" if name in ("scale", "eps", "query_eps", "key_eps") else "i32"
 
 
 def alignment(kernel: Any, name: str, kind: str) -> bool:
@@ -170,10 +184,11 @@ def alignment(kernel: Any, name: str, kind: str) -> bool:
 def compile_all(
     capability: int, dtype: torch.dtype, head_dim: int, codec: PairCodec, only: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
-    """Each kernel's name, tile and resources; `only`: names of kernels, without windows; empty: all."""
+    """Each kernel's name, tile and resources; `only`: names of kernels; empty: all."""
     word = KVPool(CacheLayout.even(1, 1, head_dim, BLOCK_SIZE, codec), 1).kinds[0].words.dtype
     for kernel, constants, num_warps, num_stages in variants(dtype, codec, head_dim, capability):
-        if only and (kernel.__name__ not in only or constants.get("WINDOW") is not None):
+        label = kernel.__name__ + "/window" * (constants.get("WINDOW") is not None)
+        if only and label not in only:
             continue
         names = kernel.arg_names
         signature = {
@@ -199,8 +214,7 @@ def compile_all(
         )
         tile = [constants[name] for name in ("BLOCK_M", "BLOCK_G", "BLOCK_Q", "BLOCK_N") if name in constants]
         yield {
-            "kernel": kernel.__name__,
-            "bent": constants.get("WINDOW") is not None,
+            "kernel": label,
             "tile": tile,
             "warps": num_warps,
             "shared": compiled.metadata.shared,

@@ -56,7 +56,7 @@ def reach(now, WINDOW: tl.constexpr):
     if WINDOW.chunked:
         return now % WINDOW.size + 1
     else:
-        return WINDOW.size
+        return tl.full((), WINDOW.size, tl.int32)  # a jitted function returns no plain numbers
 
 
 @triton.jit
