@@ -21,6 +21,7 @@ OTHERS = {
     "tokenizer": "elsewhere",
     "lora": "elsewhere",
     "documents": "passages",
+    "reuse_separator": " # # ",
     "prefix_store": "elsewhere",
     "prefix_cache_dir": "cache",
     "watermark_low": 0.5,

@@ -141,9 +141,8 @@ def _context_end(
     messages = [*conversation[:index], {**conversation[index], "content": marked}, *conversation[index + 1 :]]
     before, found, _ = _render(tokenizer, messages, options).partition(_SENTINEL)
     if not found or not prompt.startswith(before):
-        raise InvalidRequestError(
-            f"winnow.context of messages[{index}] is a mark that the model's chat template hides"
-        )
+        mark = f"winnow.context of messages[{index}]"
+        raise InvalidRequestError(f"{mark} is a mark that the model's chat template hides")
     return len(before)
 
 

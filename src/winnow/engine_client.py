@@ -30,7 +30,9 @@ T = TypeVar("T")
 class EngineClient:
     """Client of an engine's driver: makes requests of prompts, queues them and takes their outputs. Thread-safe."""
 
-    def __init__(self, driver: EngineDriver, loaded: PlainModel, media: MediaLoader) -> None:
+    def __init__(
+        self, driver: EngineDriver, loaded: PlainModel, media: MediaLoader, separator: str | None = None
+    ) -> None:
         self.driver = driver
         self._tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
@@ -39,7 +41,7 @@ class EngineClient:
         self._grammars = loaded.grammars
         self.sampling_defaults = loaded.sampling_defaults
         self._prompts = PromptTokenizer(
-            self._tokenizer, driver.engine.requests.turns, loaded.processor, media
+            self._tokenizer, driver.engine.requests.turns, loaded.processor, media, separator
         )
         # What the chat template ends turns with is looked at when it is first used: reading it takes transformers.
         self._unchecked_ends: frozenset[int] | None = loaded.eos_token_ids

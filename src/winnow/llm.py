@@ -82,7 +82,7 @@ class LLM(EngineClient):
             raise
         release_team()  # the threads that will step may be others
         driver = EngineDriver(engine, get_num_threads, release_team)
-        super().__init__(driver, loaded, MediaLoader(self.config.media))
+        super().__init__(driver, loaded, MediaLoader(self.config.media), self.config.cache.reuse_separator)
         self.dtype, self.device = loaded.dtype, loaded.device
         narrow = getattr(loaded, "blocks", None) or getattr(loaded, "library", None)
         self.weight_dtype: str = "auto" if narrow is None else narrow.weight_dtype

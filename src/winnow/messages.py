@@ -166,9 +166,8 @@ def _part(part: Any, name: str) -> dict[str, Any]:
         text = part.get("refusal")
     if not isinstance(text, str):
         shown = repr(kind) if kind is not None else json_kind(part)
-        raise InvalidRequestError(
-            f"content of {name} must be text and images; parts of other kinds are not supported, got {shown}"
-        )
+        what = f"text and images; parts of other kinds are not supported, got {shown}"
+        raise InvalidRequestError(f"content of {name} must be {what}")
     return {"type": "text", "text": text}
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypeAlias, TypedDict, cast
@@ -94,21 +95,25 @@ def is_conversation(prompt: Any) -> bool:
     return not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
+@dataclass
 class PromptTokenizer:
     """Tokenizer of prompts, on any thread: a `tokenizer` is used by one at a time; without it prompts are token ids.
 
-    `processor` is the model's, for pictures; text: why there is none.
+    `processor` is the model's, for pictures; text: why there is none. What stands in prompts that are no chats between
+    two `separator`s is a document.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer | None, turns: Turns, processor: ImageProcessor | str, media: MediaLoader
-    ) -> None:
-        self._tokenizer, self._turns = tokenizer, turns
-        self._processor, self._media = processor, media
+    _tokenizer: Tokenizer | None
+    _turns: Turns
+    _processor: ImageProcessor | str
+    _media: MediaLoader
+    _separator: str | None = None
+
+    def __post_init__(self) -> None:
         self._using = Lock()
-        if tokenizer is not None:
+        if self._tokenizer is not None:
             # The first use of a tokenizer may change its settings, which must not happen while a step decodes.
-            tokenizer.encode("")
+            self._tokenizer.encode("")
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         content: Any = prompt
@@ -126,12 +131,11 @@ class PromptTokenizer:
             if not _is_token_ids(content):
                 raise InvalidRequestError("prompt must be text or a list of token ids")
             if not images:
-                return TokenizedPrompt(None, list(content))
+                return TokenizedPrompt(None, list(content), documents=self._between_separators(content))
             return self._with_images(None, content, images)
         if self._tokenizer is None:
-            raise InvalidRequestError(
-                "prompt must be a list of token ids: the model's directory has no tokenizer"
-            )
+            why = "the model's directory has no tokenizer"
+            raise InvalidRequestError(f"prompt must be a list of token ids: {why}")
         if not content:
             raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
         require_characters("prompt", content)
@@ -140,6 +144,9 @@ class PromptTokenizer:
         with self._using:
             token_ids = self._tokenizer.encode(content, add_special_tokens=add_special_tokens)
             plain = partial(self._tokenizer.encode, add_special_tokens=False)
+            if self._separator and not getattr(content, "documents", ()):
+                between = content.split(self._separator)[1:-1]
+                content = MarkedText(content, getattr(content, "context_end", 0), between)
             if not isinstance(content, MarkedText):
                 return TokenizedPrompt(content, token_ids)
             encode = partial(self._tokenizer.encode, add_special_tokens=add_special_tokens)
@@ -191,6 +198,16 @@ class PromptTokenizer:
             self._require_processor()
         images = self._media.load(sources)
         return put_images(found, images), images
+
+    def _between_separators(self, token_ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Return tokens, half-open, that stand between two separators' of a prompt."""
+        if self._separator is None or self._tokenizer is None:
+            return ()
+        with self._using:
+            own = self._tokenizer.encode(self._separator, add_special_tokens=False)
+        size = len(own)
+        at = [start for start in range(len(token_ids)) if list(token_ids[start : start + size]) == own]
+        return tuple((first + size, second) for first, second in pairwise(at) if first + size < second)
 
     def _require_processor(self) -> ImageProcessor:
         if isinstance(self._processor, str):

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from tiny_llama import greedy, prompt, save_tiny_llama
 
 from winnow import LLM, Document, RequestOutput, SamplingParams
+from winnow.config.cache import CacheConfig
 from winnow.engine.requests.new_request import NewRequest
-from winnow.errors import InvalidRequestError
+from winnow.errors import ConfigError, InvalidRequestError
 from winnow.models.bind.rotation import ModelRotation
 from winnow.openai.tools import read_template_options
 from winnow.outputs import LogprobDict
@@ -437,3 +438,29 @@ def test_documents_are_written_between_texts() -> None:
             llm.tokenize(cast("Any", [Document("x"), 3]))
         with pytest.raises(InvalidRequestError, match="text of a document must be text"):
             Document("")
+
+
+def test_documents_stand_between_separators() -> None:
+    """Of texts and of token ids; the separator is the model's to read, and is none of a document."""
+    first, second = "Ada lives in Oslo, by the sea.", "Bo sells books in Rome."
+    with LLM(kv_memory="32MiB", reuse_separator="\n###\n") as llm:
+        tokenizer = llm.tokenizer
+        assert tokenizer is not None
+        text = f"Read.\n###\n{first}\n###\n{second}\n###\nWhere?"
+        by_text = llm.tokenize(text)
+        separator, *parts = (
+            tokenizer.encode(each, add_special_tokens=False) for each in ("\n###\n", first, second, "Where?")
+        )
+        ids = [5, *chain.from_iterable([*separator, *part] for part in parts)]
+        by_ids = llm.tokenize(ids)
+        assert by_text.text == text and by_ids.token_ids == ids
+        one, two = (tokenizer.decode(by_text.token_ids[start:end]) for start, end in by_text.documents)
+        assert "lives in Oslo" in one and "in Rome" in two  # tokens may join letters at the ends to others
+        assert [ids[start:end] for start, end in by_ids.documents] == parts[:2]
+        assert llm.tokenize([*separator, *separator, 5, 6]).documents == ()
+        for none in ("Where?", "Read.\n###\nWhere?"):
+            assert llm.tokenize(none).documents == ()
+        kept = llm.tokenize(["a\n###\n", Document(first), "\n###\nb"])
+        assert len(kept.documents) == 1
+    with pytest.raises(ConfigError, match="reuse_separator must be text of at least 1 character, got ''"):
+        CacheConfig(reuse_separator="")

@@ -40,7 +40,15 @@ The same model, number format and --kv-cache-dtype find them. One text is one do
 ones into the passages that prompts show.
 """
 _UNUSED = (
-    *("documents", "reuse", "reuse_share", "prefix_store", "enable_prefix_caching", *PREFIX_DISK),
+    *(
+        "documents",
+        "reuse",
+        "reuse_share",
+        "reuse_separator",
+        "prefix_store",
+        "enable_prefix_caching",
+        *PREFIX_DISK,
+    ),
     *(each.name for each in fields(EvictionConfig) if each.name not in ("eviction", "compression")),
 )
 _NO_LIMIT = 2**62

@@ -52,6 +52,10 @@ class CacheConfig:
     reuse_share: float = option(
         0.15, "part of the tokens of reused documents that is computed again: those that change most"
     )
+    reuse_separator: str | None = option(
+        None,
+        "text, such as ' # # ', between two of which a prompt that is no chat holds a document; the model reads it too",
+    )
     documents: str | Path | None = option(
         None,
         "folder of texts that `winnow documents add` has computed: prompts that mark one as a document take it from "
@@ -171,6 +175,7 @@ class CacheConfig:
         check_integer("block_size", self.block_size, 1, 1024)
         check_choice("reuse", self.reuse, REUSES)
         check_number("reuse_share", self.reuse_share, 0, 1)
+        require(self.reuse_separator != "", "reuse_separator", "text of at least 1 character", "")
         if self.reuse != EXACT and not self.shares_prefixes:
             raise ConfigError(
                 f"reuse={self.reuse} needs enable_prefix_caching and kv_reservation=on-demand, got "

@@ -56,9 +56,8 @@ class Keys:
         digest = _digest(given)
         found = [tenant for tenant, known in self._digests if hmac.compare_digest(digest, known)]
         if not found:
-            raise ApiError(
-                "invalid_api_key", "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
-            )
+            fault = "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
+            raise ApiError("invalid_api_key", fault)
         return found[0]
 
 

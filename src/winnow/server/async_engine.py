@@ -110,9 +110,8 @@ class AsyncEngine:
     def require_usable(self) -> None:
         """Refuse requests that nothing would come of. Raises ApiError: says why."""
         if self.failure is not None:
-            raise ApiError(
-                UNHEALTHY, "the engine has failed, and the server is about to end", retry_after=RETRY_SECONDS
-            )
+            fault = "the engine has failed, and the server is about to end"
+            raise ApiError(UNHEALTHY, fault, retry_after=RETRY_SECONDS)
         if self.draining:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down", retry_after=RETRY_SECONDS)
 

@@ -219,9 +219,8 @@ class Batches:
                 raise ApiError("batch_cancelled", "the batch was cancelled before this line was answered")
             try:
                 name = f"{record['id']}-{job.number}"
-                return await self._output(
-                    await service.new_requests(asked, record["tenant"], name, deltas=False)
-                )
+                requests = await service.new_requests(asked, record["tenant"], name, deltas=False)
+                return await self._output(requests)
             except ApiError as error:
                 if service.engine.failure is not None or error.code in (SHUTTING_DOWN, UNHEALTHY):
                     raise _Stopped from None
@@ -278,13 +277,8 @@ class Batches:
         return names
 
     async def _fail(self, record: Record, faults: list[Record], found: Record | None = None) -> None:
-        await self._update(
-            record,
-            **(found or {}),
-            status="failed",
-            failed_at=int(time.time()),
-            errors={"object": "list", "data": faults},
-        )
+        errors, now = {"object": "list", "data": faults}, int(time.time())
+        await self._update(record, **(found or {}), status="failed", failed_at=now, errors=errors)
 
     async def _update(self, record: Record, **changes: Any) -> None:
         record.update(changes)

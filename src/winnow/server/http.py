@@ -158,9 +158,8 @@ def _decoder(headers: Headers) -> _Inflater | None:
     if given in ("", "identity"):
         return None
     if given not in ("gzip", "x-gzip", "deflate"):
-        raise ApiError(
-            "unsupported_media_type", f"Content-Encoding must be gzip, deflate or identity, got {given!r:.80}"
-        )
+        fault = f"Content-Encoding must be gzip, deflate or identity, got {given!r:.80}"
+        raise ApiError("unsupported_media_type", fault)
     return _Inflater(given)
 
 

@@ -89,12 +89,6 @@ def merge_deltas(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     merged = []
     for earlier, later in zip(first.outputs, second.outputs, strict=True):
         logprobs = None if later.logprobs is None else [*(earlier.logprobs or ()), *later.logprobs]
-        merged.append(
-            replace(
-                later,
-                text=earlier.text + later.text,
-                token_ids=earlier.token_ids + later.token_ids,
-                logprobs=logprobs,
-            )
-        )
+        text, token_ids = earlier.text + later.text, earlier.token_ids + later.token_ids
+        merged.append(replace(later, text=text, token_ids=token_ids, logprobs=logprobs))
     return replace(second, outputs=merged)

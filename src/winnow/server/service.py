@@ -109,9 +109,8 @@ class Service:
         if name is None or (name not in self.names and not (strict or self.config.strict_model)):
             return self.names[0]
         if name not in self.names:
-            raise ApiError(
-                "model_not_found", f"model {name!r:.200} is not served here; {self.names[0]!r} is", "model"
-            )
+            fault = f"model {name!r:.200} is not served here; {self.names[0]!r} is"
+            raise ApiError("model_not_found", fault, "model")
         return name
 
     def require_room(self, tenant: str | None, answers: int) -> None:
@@ -166,13 +165,10 @@ class Service:
 
     def _require_short(self, num_chars: int) -> None:
         """Refuse text that cannot fit into the context, however it is cut, before it costs any time."""
-        most = self.llm.max_model_len * self._longest_token
-        if num_chars > most:
-            raise ApiError(
-                "context_length_exceeded",
-                f"prompt must be shorter than the context of {self.llm.max_model_len} tokens (max_model_len), got "
-                f"{num_chars} characters",
-            )
+        most = self.llm.max_model_len
+        if num_chars > most * self._longest_token:
+            what = f"shorter than the context of {most} tokens (max_model_len), got {num_chars} characters"
+            raise ApiError("context_length_exceeded", f"prompt must be {what}")
 
     @cached_property
     def _longest_token(self) -> int:
