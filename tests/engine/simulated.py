@@ -19,7 +19,7 @@ from winnow.cache import (
 )
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.layout import IntArray, ceil_div
-from winnow.config import EvictionConfig, SchedulerConfig
+from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig
 from winnow.engine.memory.memory import Memory
 from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
@@ -136,14 +136,9 @@ class Simulation:
         self.clock = VirtualClock()
         self.executor = RecordingExecutor(num_blocks, max_num_seqs, self.clock)
         config = SchedulerConfig(max_num_seqs, tokens, chunk, **options)
-        memory = Memory(
-            self.executor,
-            self.clock,
-            config,
-            prefix_caching=prefix_caching,
-            host_bytes=host_bytes,
-            costs=costs,
-        )
+        cache = CacheConfig(enable_prefix_caching=prefix_caching)
+        memory = Memory(self.executor, self.clock, config, cache)
+        memory.ledger.host.limit, memory.swap.costs = host_bytes, costs or SwapCosts()
         self.scheduler = Scheduler(config, self.executor, self.clock, memory, max_round_kvs=max_round_kvs)
         self.steps: list[ScheduledStep] = []
         self.finished: list[Sequence] = []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from winnow.cache import CacheLayout, CacheSize
-from winnow.config import SchedulerConfig
+from winnow.config import CacheConfig, SchedulerConfig
 from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.request import Request
 from winnow.engine.scheduling.scheduler import Scheduler
@@ -46,7 +46,8 @@ def executor_of(num_blocks: int, **shape: Any) -> SimulatedExecutor:
 def test_the_kinds_of_blocks_are_named(shape: dict[str, Any], explained: str) -> None:
     executor = executor_of(16, **shape)
     config = SchedulerConfig(2)
-    scheduler = Scheduler(config, executor, executor.clock, Memory(executor, executor.clock, config))
+    memory = Memory(executor, executor.clock, config, CacheConfig(enable_prefix_caching=False))
+    scheduler = Scheduler(config, executor, executor.clock, memory)
     params = SamplingParams(max_tokens=4)
     scheduler.add(Request("0", None, [3] * 80, params, 4, RequestMetrics(0.0)))
     scheduler.running.preempt()  # nothing runs, so that who waits first has found no room

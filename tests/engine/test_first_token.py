@@ -22,10 +22,11 @@ class Running(list[Any]):
 
 def test_requests_behind_late_ones_are_expected_later() -> None:
     """A prompt takes 10 ms a token; once first tokens come three times as late, the wait before one's own counts so."""
-    room = SimpleNamespace(num_fitting=lambda waiting, running: len(waiting))
-    costs = SimpleNamespace(recompute_seconds=lambda tokens: tokens / 100)
+    memory = SimpleNamespace(
+        num_fitting=lambda waiting, running: len(waiting), recompute_seconds=lambda tokens: tokens / 100
+    )
     waiting, running = [sequence("a", 200), sequence("b", 400)], Running()
-    expectation = FirstTokens(SimpleNamespace(room=room, swap=SimpleNamespace(costs=costs)), waiting, running)  # type: ignore[arg-type]
+    expectation = FirstTokens(memory, waiting, running)  # type: ignore[arg-type]
     assert [expectation.seconds(name) for name in "ab"] == [2, 6]
     running.append(waiting.pop(0))
     running[0].request.metrics = RequestMetrics(0.0, first_token_time=6.0)

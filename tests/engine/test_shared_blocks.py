@@ -9,7 +9,7 @@ from simulated import BLOCK, RecordingExecutor
 from winnow.cache import BlockCopies, CacheUpdate
 from winnow.cache.layout import IntArray
 from winnow.cache.update import StateDiscarded, StateRestored, StateSaved
-from winnow.config import EvictionConfig, SchedulerConfig
+from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig
 from winnow.engine.memory.memory import Memory
 from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.engine.requests.request import Request, Sequence
@@ -198,7 +198,7 @@ def test_nothing_that_other_queries_shaped_is_read(
     clock = VirtualClock()
     executor = ShapedExecutor(4 * columns, 6, clock)
     config = SchedulerConfig(6, 64, chunk)
-    scheduler = Scheduler(config, executor, clock, Memory(executor, clock, config, prefix_caching=True))
+    scheduler = Scheduler(config, executor, clock, Memory(executor, clock, config, CacheConfig()))
     executor.scheduler = scheduler
     finished = 0
 

@@ -52,7 +52,7 @@ class TestQuotas:
         step = simulation.step()
         assert {each.sequences[0] for each in back} <= set(step.sequences)
         assert simulation.scheduler.running.num_preemptions > 0
-        held = simulation.scheduler.accounts.held(simulation.scheduler.running)
+        held = simulation.scheduler.memory.held(simulation.scheduler.running)
         assert held <= ROWS * 40
         simulation.run()
         assert len(simulation.finished) == 14
@@ -101,7 +101,7 @@ class TestQuotas:
         while simulation.scheduler.has_unfinished:
             simulation.step()
             own = [s for s in simulation.scheduler.running if s.request.tenant == "a"]
-            assert simulation.scheduler.accounts.held(own) <= ROWS * 12
+            assert simulation.scheduler.memory.held(own) <= ROWS * 12
         assert sum(each.metrics.num_preemptions for each in grown) > 0
         assert other.metrics.num_preemptions == 0
 
@@ -151,7 +151,7 @@ class TestQuotas:
             elif scheduler.has_unfinished:
                 simulation.step()
             own = [s for s in scheduler.running if s.request.tenant == "b"]
-            assert scheduler.accounts.held(own) <= scheduler.accounts.limit("b")
+            assert scheduler.memory.held(own) <= scheduler.accounts.limit("b")
         simulation.run()
 
 

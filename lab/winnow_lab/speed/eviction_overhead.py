@@ -63,7 +63,7 @@ class RoundMemory:
 
     def around(self, run: Callable[..., None]) -> Callable[..., None]:
         def profiled(scheduler: Any, leaders: list[Any], same: Any, step: float | None) -> None:
-            scores = 4 * int(scheduler._ledger.lengths[[each.kv.slot for each in leaders]].sum())
+            scores = 4 * int(scheduler._memory.ledger.lengths[[each.kv.slot for each in leaders]].sum())
             activities = [torch.profiler.ProfilerActivity.CPU]
             with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
                 run(scheduler, leaders, same, step)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 from winnow.chat import Tokenizer, apply_template
 from winnow.config import EngineConfig
@@ -14,9 +13,6 @@ from winnow.engine.scheduling.drafts import DraftSource
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.eviction import Instruction, Replay
-from winnow.storage.folders import SavedDirectory, open_folder
-from winnow.storage.prefix_files import PrefixFiles
-from winnow.values.reuse import LIBRARY_FOLDER
 
 
 def assemble(
@@ -28,35 +24,8 @@ def assemble(
     draft_source: DraftSource | None = None,
 ) -> Engine:
     """Set up memory, scheduler and admission; a row of the executor's cache stands for `rows` of the model."""
-    cache, most = config.cache, config.eviction.max_round_kvs
-    cached = None
-    folders = {
-        "prefix_store": cache.prefix_store,
-        "documents": cache.documents and Path(cache.documents, LIBRARY_FOLDER),
-    }
-    saved, library = (
-        path and PrefixFiles(SavedDirectory(Path(path), name), None, model.prefix_format())
-        for name, path in folders.items()
-    )
-    if cache.prefix_cache_dir is not None:
-        folder = open_folder(cache.prefix_cache_dir)
-        cached = PrefixFiles(folder, cache.prefix_cache_disk, model.prefix_format())
-    memory = Memory(
-        executor,
-        clock,
-        config.scheduler,
-        prefix_caching=cache.shares_prefixes,
-        host_bytes=(cache.kv_offloading_size or 0) // rows,
-        saved=saved or None,
-        cached=cached,
-        library=library or None,
-        session_memory=cache.session_memory,
-        reuse_share=cache.reuse_share,
-    )
-    if cache.kv_offloading_size is not None:
-        nbytes, *seconds = executor.time_copies(clock)
-        for back, each in enumerate(seconds):
-            memory.swap.costs.record_copy(nbytes, each, back=bool(back))
+    most = config.eviction.max_round_kvs
+    memory = Memory(executor, clock, config.scheduler, config.cache, model.prefix_format, rows)
     scheduler = Scheduler(
         config.scheduler,
         executor,

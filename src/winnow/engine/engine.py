@@ -211,7 +211,7 @@ class Engine:
         PrefixStoreError: it is not in the cache, or the disk refuses it."""
         self._settle()
         [sequence] = self._admit(new).sequences
-        return self.memory.save_prefix(sequence, directory, self._model.prefix_format())
+        return self.memory.save_prefix(sequence, directory)
 
     def close(self) -> None:
         """Warn of settings that the run showed to be wrong, and free what is held."""
@@ -226,7 +226,7 @@ class Engine:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
         self._settle()
         memory = self.memory
-        self._executor.apply(memory.ledger.take_update())
+        memory.apply_update()
         self._executor.check_integrity(memory.ledger.holdings())
         memory.check_integrity(self.scheduler.running, list(self.scheduler.waiting))
         for sequence in self.scheduler.running:

@@ -4,21 +4,24 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import wait
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, Snapshot, root_of
 from winnow.cache.layout import IntArray
+from winnow.config import CacheConfig
 from winnow.engine.executor import Executor
 from winnow.engine.memory.chains import stored_accumulators
 from winnow.engine.memory.file_lookup import Fetch, FileLookup, SavedDocuments
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import SequenceEviction
+from winnow.storage.folders import SavedDirectory, open_folder
 from winnow.storage.prefix_files import DiskFile, DiskLink, PrefixFiles, run_key
-from winnow.storage.prefix_format import SavedPrefix
+from winnow.storage.prefix_format import PrefixFormat, SavedPrefix
 from winnow.values.json_values import json_value
-from winnow.values.reuse import LIBRARY
+from winnow.values.reuse import LIBRARY, LIBRARY_FOLDER
 
 _RUN_BYTES = 16 * 2**20
 """KVs of a file of blocks: large enough that reading it is quick, small enough to be forgotten alone."""
@@ -39,14 +42,15 @@ class FileStore:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        ledger: Ledger,
-        saved: PrefixFiles | None,
-        cached: PrefixFiles | None,
-        library: PrefixFiles | None = None,
+        self, executor: Executor, ledger: Ledger, cache: CacheConfig, form: Callable[[], PrefixFormat]
     ) -> None:
-        self.cached, self._saved = cached, saved
+        self._form, cached, library = form, None, None
+        self._saved = saved = None if cache.prefix_store is None else self.of_users(cache.prefix_store)
+        if cache.documents is not None:
+            library = self.of_users(Path(cache.documents, LIBRARY_FOLDER), "documents")
+        if cache.prefix_cache_dir is not None:
+            cached = PrefixFiles(open_folder(cache.prefix_cache_dir), cache.prefix_cache_disk, form())
+        self.cached = cached
         self._sources = [files for files in (saved, cached, library) if files is not None]
         self.has_any = bool(self._sources)
         self._executor, self._ledger, layout = executor, ledger, ledger.layout
@@ -57,6 +61,10 @@ class FileStore:
         self._put_keys: set[PrefixKey] = set()
         self._fetches: WeakSet[Fetch] = WeakSet()
         self._block_bytes = layout.host_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(1))))
+
+    def of_users(self, directory: str | Path, name: str = "prefix_store") -> PrefixFiles:
+        """Return the files of a directory in which users save. Raises ConfigError: it is none."""
+        return PrefixFiles(SavedDirectory(Path(directory), name), None, self._form())
 
     def holds(self, key: PrefixKey) -> bool:
         files = self.cached

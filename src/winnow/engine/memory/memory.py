@@ -1,6 +1,7 @@
 """Owner of all KVs: rows of sequences, the index of prefixes, and the stores outside of the device."""
 
-from collections.abc import Callable, Sequence as SequenceType
+from collections.abc import Callable, Mapping, Sequence as SequenceType
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ from numpy.typing import NDArray
 from winnow.cache import Ledger, OutOfBlocksError
 from winnow.cache.accounting.prefix_chain import PrefixEvent, PrefixLog
 from winnow.cache.layout import PAGE_ENTRIES, IntArray, ceil_div
-from winnow.config import SchedulerConfig
-from winnow.engine.executor import Executor
+from winnow.cache.update import CacheUpdate
+from winnow.config import CacheConfig, SchedulerConfig
+from winnow.engine.executor import Executor, no_format
 from winnow.engine.memory.chains import chain_of
 from winnow.engine.memory.file_store import FileStore
 from winnow.engine.memory.prefixes import FoundPrefix, PrefixSharing
@@ -18,24 +20,20 @@ from winnow.engine.memory.room import Room
 from winnow.engine.memory.sessions import Sessions
 from winnow.engine.memory.spans import SpanReuse
 from winnow.engine.memory.swap import Swap
-from winnow.engine.memory.swap_costs import SwapCosts
+from winnow.engine.plan import PlannedEviction, PlannedSequence
 from winnow.engine.requests.request import KVState, Sequence
-from winnow.storage.folders import SavedDirectory
-from winnow.storage.prefix_files import PrefixFiles
 from winnow.storage.prefix_format import PrefixFormat
 from winnow.values.tenants import TenantName, TenantTable
 
 
-class Memory:
+class Memory(Room):
     """Owner of all KVs of an engine. It decides where they lie, and never whose turn it is.
 
+    Who schedules asks what `fits`, `take`s and `release`s, and makes room by `evict` and `preempt`.
+
     Args:
-        prefix_caching: False: no sequence begins with what another computed.
-        host_bytes: most bytes of copies in host memory.
-        saved, cached, library: see `FileStore`.
-        session_memory: bytes of the device that a session may take; None: no limit.
-        costs: what copies and recomputing cost; None: they are measured.
-        reuse_share: part of the tokens of placed spans that is computed again.
+        form: of files of prefixes, where `cache` names any.
+        rows: of the model for which a row of the executor's cache stands.
     """
 
     def __init__(
@@ -43,28 +41,26 @@ class Memory:
         executor: Executor,
         clock: Callable[[], float],
         config: SchedulerConfig,
-        *,
-        prefix_caching: bool = False,
-        host_bytes: int = 0,
-        saved: PrefixFiles | None = None,
-        cached: PrefixFiles | None = None,
-        library: PrefixFiles | None = None,
-        session_memory: int | None = None,
-        costs: SwapCosts | None = None,
-        reuse_share: float = 0.15,
+        cache: CacheConfig,
+        form: Callable[[], PrefixFormat] = no_format,
+        rows: int = 1,
     ) -> None:
-        self.ledger = Ledger(executor.layout, executor.size, host_bytes)
+        ledger = Ledger(executor.layout, executor.size, (cache.kv_offloading_size or 0) // rows)
         self.tenants = TenantTable(config.tenants)
-        self.swap = Swap(executor, self.ledger, clock, self.tenants, costs or SwapCosts())
-        self.files = FileStore(executor, self.ledger, saved, cached, library)
-        self.sessions = Sessions(self.ledger, clock, self.tenants, self.files, session_memory)
-        self.spans = SpanReuse(self.ledger, reuse_share, self.files.packed)
-        self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.files, self.sessions, self.spans)
-        self.room = Room(config, self.ledger, self.prefixes)
+        self.swap = Swap(executor, ledger, clock, self.tenants)
+        self.files = FileStore(executor, ledger, cache, form)
+        self.sessions = Sessions(ledger, clock, self.tenants, self.files, cache.session_memory)
+        self.spans = SpanReuse(ledger, cache.reuse_share, self.files.packed)
+        prefixes = PrefixSharing(ledger, cache.shares_prefixes, self.files, self.sessions, self.spans)
+        super().__init__(config, ledger, prefixes)
         self._executor = executor
         self._ahead = self._tier_blocks_ahead(config)
         for kind in self._ahead:
             self.ledger.allocator.withhold(kind)
+        if cache.kv_offloading_size is not None:
+            nbytes, *seconds = executor.time_copies(clock)
+            for back, each in enumerate(seconds):
+                self.swap.costs.record_copy(nbytes, each, back=bool(back))
 
     def start_step(self, *, idle: bool) -> None:
         """Let prefixes of ended sequences be written, and ask for memory of a tier that the step may take. With `idle`
@@ -80,16 +76,10 @@ class Memory:
                 allocator.refusal = refusal
         self.files.write()
 
-    def fits(
-        self, sequence: Sequence, running: SequenceType[Sequence], found: FoundPrefix | None = None
-    ) -> bool:
-        """Return whether all tokens of a waiting sequence fit beside what the running ones were promised."""
-        return self.room.lacking(sequence, running, prefix=found) <= 0
-
     def take(self, sequence: Sequence, running: SequenceType[Sequence], chunk: Callable[[], int]) -> int:
         """Give a waiting sequence a slot, what others computed of its prompt, and room for its next tokens. `chunk`
         says how many, once `sequence.kv` says with what it begins. Returns that; 0: it has to wait, unchanged."""
-        if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
+        if not self.can_open(sequence):
             return 0
         if not self.prefixes.is_ready(sequence, lambda: self.fits(sequence, running)):
             return 0
@@ -97,10 +87,10 @@ class Memory:
         sequence.kv = found.state
         self.prefixes.look_up_spans(sequence)
         count = chunk()
-        if count and not self.prefixes.is_worth_waiting(sequence, found, count, running):
+        if count and not self.prefixes.is_worth_waiting(sequence, count, running, found):
             if self.fits(sequence, running, found) and self._open(sequence, found, count):
                 return count
-            self.room.hold_back()
+            self.hold_back()
         sequence.kv = KVState()
         return 0
 
@@ -108,15 +98,97 @@ class Memory:
         """Resume a swapped sequence if it fits; beside others only if all have room for their next blocks. False:
         nothing was done. True, and without a slot, it has lost its copy."""
         if not self.swap.fits(sequence) or (running and not self.fits(sequence, running)):
-            self.room.hold_back()
+            self.hold_back()
             return False
         self.swap.resume(sequence)
         return True
 
-    def append(self, planned: SequenceType[tuple[Sequence, int]]) -> None:
-        """Take room for the next tokens of each sequence. Raises OutOfBlocksError, and nothing has changed."""
-        if planned:
-            self.ledger.append([s.kv.running_slot for s, _ in planned], [count for _, count in planned])
+    def append(self, planned: SequenceType[tuple[Sequence, int]], *, below_threshold: bool = False) -> bool:
+        """Take room for the next tokens of each sequence, `below_threshold` only what `watermark_preempt` leaves to
+        them. False: there is none; nothing has changed."""
+        slots, counts = [s.kv.running_slot for s, _ in planned], [count for _, count in planned]
+        left = self.num_free - self._above_preempt
+        if below_threshold and self._above_preempt and self.ledger.demand(slots, counts).blocks > left:
+            return False
+        try:
+            if planned:
+                self.ledger.append(slots, counts)
+        except OutOfBlocksError:
+            return False
+        return True
+
+    def record(
+        self,
+        computed: SequenceType[tuple[Sequence, PlannedSequence, int, list[int]]],
+        rejected: Mapping[int, int],
+    ) -> None:
+        """Take back, by slot, KVs of tokens that were proposed and not sampled; index and count what was computed: of
+        each sequence what was planned, the tokens that it has now, and which it gets after those it had."""
+        if rejected:
+            self.ledger.take_back(list(rejected), list(rejected.values()))
+        for (
+            sequence,
+            entry,
+            end,
+            accepted,
+        ) in computed:  # after it: where rows slide, they say which tokens these are
+            if entry.placed:
+                self.spans.count(sequence, entry.reused + entry.repaired, entry.repaired)
+            self.prefixes.remember(sequence, entry.start, end, accepted)
+            if sequence.packed:
+                self.spans.place_packed(sequence)
+
+    def until_stop(self, sequence: Sequence) -> int:
+        """Return how many tokens a sequence computes before a state is kept or a compressed document placed."""
+        return min(self.prefixes.until_state(sequence), self.spans.until_packed(sequence))
+
+    def drop_unseen(self, running: SequenceType[Sequence]) -> None:
+        """Give back what no later token of a sequence sees."""
+        self.ledger.drop_unseen([s.kv.running_slot for s in running if s.slides(self.layout)])
+
+    def own(self, sequence: Sequence) -> bool:
+        """Make a sequence the only holder of its blocks. False: others hold too many for copies to find room."""
+        slot = sequence.kv.running_slot
+        return not self.ledger.is_shared(slot) or self.ledger.own_or_forget(slot)
+
+    def evict(self, planned: tuple[PlannedEviction, ...], lengths: IntArray | None) -> list[int]:
+        """Run rounds, which cut rows to `lengths`; None: the executor ranks KVs now. Returns blocks that each frees.
+
+        Siblings hold the same KVs and would decide alike: one decides, with the blocks to itself, and the others share
+        what is left.
+        """
+        ledger, slots = self.ledger, [each.slot for each in planned]
+        for sibling in chain.from_iterable(each.siblings for each in planned):
+            ledger.clear(sibling)
+        self.apply_update()
+        if lengths is None:
+            lengths = self._executor.plan_evictions(planned)
+        for slot, kept in zip(slots, lengths, strict=True):
+            ledger.own_front(slot, kept)
+        self.apply_update()
+        self._executor.compact()
+        freed: list[int] = ledger.shrink(slots, lengths).tolist()
+        for each in planned:
+            for sibling in each.siblings:
+                ledger.share(each.slot, sibling)
+        return freed
+
+    def preempt(self, sequence: Sequence, *, alone: bool) -> None:
+        """Take the slot and the blocks of a running sequence, so that it can continue later. With `alone` nothing else
+        runs, so a copy would find no more room than there is now."""
+        sequence.num_tokens_preempted = sequence.num_tokens
+        metrics = sequence.request.metrics
+        sequence.request.update_metrics(num_preemptions=metrics.num_preemptions + 1)
+        if alone or not self.swap.save(sequence):
+            self.drop(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Drop the KVs of a running sequence, or its copy. It keeps its tokens and computes them again later."""
+        self.swap.drop(sequence)
+
+    def recompute_seconds(self, num_tokens: int) -> float | None:
+        """Return seconds of computing the first tokens of a sequence; None: not measured."""
+        return self.swap.costs.recompute_seconds(num_tokens)
 
     def fork(self, parent: Sequence, child: Sequence, num_computed: int | None = None) -> bool:
         """Give `child` what `parent` holds, and the blocks that it reserves. False: a slot or blocks are short.
@@ -149,15 +221,12 @@ class Memory:
             self.prefixes.remember_end(sequence)
             self.files.put_aside(sequence)
             self.sessions.end_turn(sequence)
-            self.close(sequence)
+            ledger.close(kv.slot)
+            kv.slot = None
         elif kv.host_id is not None:
             sequence.kept = _computed(ledger.host.copies[kv.host_id].lengths, kv)
-            self.swap.discard(sequence)
+            self.drop(sequence)
         self.sessions.release(sequence)
-
-    def close(self, sequence: Sequence) -> None:
-        self.ledger.close(sequence.kv.running_slot)
-        sequence.kv.slot = None
 
     def drop_replay(self, sequence: Sequence) -> None:
         """Cut the rows of a running sequence back to its context, dropping the KVs of a replay."""
@@ -166,9 +235,17 @@ class Memory:
             self.ledger.shrink([slot], self.ledger.lengths[[slot]] - np.int32(sequence.kv.replayed))
             sequence.kv.replayed = 0
 
+    def take_update(self) -> CacheUpdate:
+        """Return all that changed since the last call, which the executor has to follow."""
+        return self.ledger.take_update()
+
+    def apply_update(self) -> None:
+        """Let the executor follow what has changed so far."""
+        self._executor.apply(self.take_update())
+
     def flush(self) -> None:
         """Let executor and files know of all that has happened: no step may follow that would tell them."""
-        self._executor.apply(self.ledger.take_update())
+        self.apply_update()
         self.files.write()
 
     def distrust_all(self) -> None:
@@ -182,8 +259,8 @@ class Memory:
         whole = len(token_ids) % self.ledger.layout.block_size == 0
         return self.files.holds(chain.links[-1][0] if whole else chain.tail_key(token_ids))
 
-    def save_prefix(self, sequence: Sequence, directory: Path, form: PrefixFormat) -> Path:
-        return directory / self.prefixes.save(sequence, PrefixFiles(SavedDirectory(directory), None, form))
+    def save_prefix(self, sequence: Sequence, directory: Path) -> Path:
+        return directory / self.prefixes.save(sequence, self.files.of_users(directory))
 
     def record_prefixes(self) -> None:
         self.ledger.prefixes.log = PrefixLog()
@@ -234,7 +311,7 @@ class Memory:
         """Return, by kind of blocks on a tier, how many a sequence of full length and a step may take: as many are
         always granted, so that a lack of memory there is met as any lack of blocks is.
         """
-        layout, size = self.ledger.layout, self.ledger.size
+        layout, size = self.layout, self.size
         step = ceil_div(config.max_num_batched_tokens, layout.block_size) + config.max_num_seqs
         per_row, rows = size.pages_per_seq * PAGE_ENTRIES + step, layout.by_kind(layout.even_rows(1))
         return {kind: rows[kind] * per_row for kind, each in enumerate(layout.kinds) if each.tier is not None}

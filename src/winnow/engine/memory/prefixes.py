@@ -133,9 +133,14 @@ class PrefixSharing:
         return self._ledger.prefixes.num_wanted([key for key, _ in own.values()])
 
     def is_worth_waiting(
-        self, sequence: Sequence, found: FoundPrefix, count: int, running: SequenceType[Sequence]
+        self,
+        sequence: Sequence,
+        count: int,
+        running: SequenceType[Sequence],
+        found: FoundPrefix | None = None,
     ) -> bool:
         """Return whether running sequences compute half the `count` tokens that a waiting one would compute next."""
+        found = found or self.find(sequence)
         if sequence.prefix is None or sequence.request.wants_prompt_logprobs:
             return False
         return any(2 * self._to_be_found(sequence, found, other) >= count for other in running)

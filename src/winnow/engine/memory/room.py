@@ -1,6 +1,6 @@
-"""How much room there is for a newcomer, beside what those that run were promised."""
+"""How much room there is for a newcomer, beside what those that run were promised, and what sequences hold."""
 
-from collections.abc import Iterable, Sequence as SequenceType
+from collections.abc import Iterable, Iterator, Sequence as SequenceType
 from itertools import islice
 
 import numpy as np
@@ -14,15 +14,16 @@ from winnow.values.units import format_bytes
 
 
 class Room:
-    """Blocks that sequences hold, will take and would free. What each needs follows from its policy.
+    """Questions of the memory: blocks that sequences hold, will take and would free. What each needs follows from its
+    policy.
 
     Requests join others only up to the high watermark. After one was held back, none joins until use has fallen to the
     low one. None is held back while nothing runs.
     """
 
     def __init__(self, config: SchedulerConfig, ledger: Ledger, prefixes: PrefixSharing) -> None:
-        self._ledger = ledger
-        self._prefixes = prefixes
+        self.ledger, self.layout, self.size = ledger, ledger.layout, ledger.size
+        self.prefixes = prefixes
         low = config.watermark_high if config.watermark_low is None else config.watermark_low
         num_blocks = ledger.size.num_blocks
         high = min(config.watermark_high, config.watermark_preempt)
@@ -32,32 +33,60 @@ class Room:
         self._closed = False
 
     def is_open(self, running: SequenceType[Sequence]) -> bool:
-        if not running or self._ledger.allocator.num_used <= self._low:
+        if not running or self.ledger.allocator.num_used <= self._low:
             self._closed = False
         return not self._closed
-
-    def is_above_threshold(self, planned: SequenceType[tuple[Sequence, int]]) -> bool:
-        """Return whether the next tokens would take more blocks than `watermark_preempt` leaves to sequences."""
-        if not self._above_preempt:
-            return False
-        more = self._ledger.demand(
-            [each.kv.running_slot for each, _ in planned], [count for _, count in planned]
-        )
-        return more.blocks > self._ledger.allocator.num_free - self._above_preempt
 
     def hold_back(self) -> None:
         self._closed = True
 
+    @property
+    def num_free(self) -> int:
+        return self.ledger.allocator.num_free
+
+    def can_open(self, sequence: Sequence) -> bool:
+        """Return whether there are a slot and table pages for a waiting sequence; no block is asked."""
+        return self.ledger.can_open(sequence.longest_row(self.layout))
+
+    def fits(
+        self, newcomer: Sequence, running: SequenceType[Sequence], found: FoundPrefix | None = None
+    ) -> bool:
+        """Return whether all tokens of a waiting sequence fit beside what the running ones were promised."""
+        return self.lacking(newcomer, running, prefix=found) <= 0
+
+    def fits_for(
+        self,
+        newcomer: Sequence,
+        leaving: SequenceType[Sequence],
+        running: SequenceType[Sequence],
+        beside: SequenceType[Sequence],
+    ) -> bool:
+        """Return whether a waiting sequence fits once `leaving`, some of `running`, have left for it, and other waiting
+        ones have entered `beside` it. Decoding sequences take their next KVs before."""
+        ledger = self.ledger
+        pages = [
+            min(self.layout.pages_for(each.longest_row(self.layout)), self.size.num_pages)
+            for each in (newcomer, *beside)
+        ]
+        given = sum(len(ledger.pages.of(each.kv.running_slot)) for each in leaving)
+        slots = len(pages) - len(leaving) - ledger.num_free_slots
+        if slots > 0 or sum(pages) - given > ledger.pages.num_free:
+            return False
+        # Once others run, another block a row will be promised to them.
+        taken = sum(self.need(each) + self.layout.rows_per_seq for each in beside)
+        freed = sum(self.freed(each) + self.growth(each) for each in leaving)
+        return self.lacking(newcomer, running, len(leaving)) + self.next_blocks(running) + taken <= freed
+
     def is_short(self, waiting: Iterable[Sequence], running: SequenceType[Sequence]) -> bool:
         """Return whether the waiting sequences for which there are slots do not all fit beside the running ones."""
-        layout, left = self._ledger.layout, self._ledger.allocator.num_free
+        layout, left = self.layout, self.num_free
         for sequence in running:
             growth = self.growth(sequence)
             if sequence.eviction is None:
-                held = self._ledger.blocks_held(sequence.kv.running_slot)
+                held = self.ledger.blocks_held(sequence.kv.running_slot)
                 growth = max(growth, layout.blocks_seen(sequence.expected_tokens) - held)
             left -= growth
-        for sequence in islice(waiting, self._ledger.num_free_slots):
+        for sequence in islice(waiting, self.ledger.num_free_slots):
             left -= layout.blocks_seen(sequence.expected_tokens)
             if left < 0:
                 return True
@@ -65,11 +94,11 @@ class Room:
 
     def num_fitting(self, waiting: Iterable[Sequence], running: SequenceType[Sequence]) -> int:
         """Return how many of the waiting sequences, first to last, would start if a step began now."""
-        left, slots, count = -self.promised(running), self._ledger.num_free_slots, 0
+        left, slots, count = -self.promised(running), self.ledger.num_free_slots, 0
         for sequence in waiting:
             slots -= 1 + len(sequence.forks)
             left -= self.need(sequence)
-            if (slots < 0 or left + self._ledger.allocator.num_free < 0) and (count or running):
+            if (slots < 0 or left + self.num_free < 0) and (count or running):
                 break
             count += 1
         return count
@@ -93,22 +122,22 @@ class Room:
         """
         promised = self.promised(running)
         # To compress a prefix again costs more than to wait until one that runs has ended.
-        reserve = self._above_high + self._prefixes.num_wanted(newcomer) if len(running) > without else 0
-        return self.need(newcomer, prefix) + promised + reserve - self._ledger.allocator.num_free
+        reserve = self._above_high + self.prefixes.num_wanted(newcomer) if len(running) > without else 0
+        return self.need(newcomer, prefix) + promised + reserve - self.num_free
 
     def need(self, newcomer: Sequence, prefix: FoundPrefix | None = None) -> int:
         """Return blocks that a waiting sequence takes until all its tokens are computed."""
         if newcomer.kv.host_id is not None:
-            blocks = self._ledger.host.copies[newcomer.kv.host_id].num_blocks
+            blocks = self.ledger.host.copies[newcomer.kv.host_id].num_blocks
             return blocks + self._growth_from(newcomer, blocks)
         if prefix is None:
-            prefix = self._prefixes.find(newcomer)
-        peak = newcomer.peak_blocks(self._ledger.layout, state=prefix.state)
-        return peak - self._prefixes.num_held(newcomer, prefix)
+            prefix = self.prefixes.find(newcomer)
+        peak = newcomer.peak_blocks(self.layout, state=prefix.state)
+        return peak - self.prefixes.num_held(newcomer, prefix)
 
     def explain_lack(self, sequence: Sequence) -> str:
         """Return the error text of a sequence that does not fit even alone."""
-        ledger, layout, slot, size = self._ledger, self._ledger.layout, sequence.kv.slot, self._ledger.size
+        ledger, layout, slot, size = self.ledger, self.layout, sequence.kv.slot, self.size
         blocks, pages = sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row(layout))
         if slot is not None:
             more = ledger.demand([slot], [1])
@@ -123,35 +152,60 @@ class Room:
     def held(self, running: Iterable[Sequence]) -> int:
         """Return distinct blocks in the tables of running sequences."""
         slots = [sequence.kv.running_slot for sequence in running]
-        if not self._ledger.any_shared:
-            return sum(map(self._ledger.blocks_held, slots))
-        return (
-            len(np.unique(np.concatenate([self._ledger.blocks_of(slot) for slot in slots]))) if slots else 0
-        )
+        if not self.ledger.any_shared:
+            return sum(map(self.ledger.blocks_held, slots))
+        return len(np.unique(np.concatenate([self.ledger.blocks_of(slot) for slot in slots]))) if slots else 0
 
     def growth(self, sequence: Sequence) -> int:
         """Return blocks that a running sequence needs to compute its known tokens and one more block."""
-        return self._growth_from(sequence, self._ledger.blocks_held(sequence.kv.running_slot))
+        return self._growth_from(sequence, self.ledger.blocks_held(sequence.kv.running_slot))
 
     def freed(self, sequence: Sequence) -> int:
         """Return blocks that become free without a running sequence: no other sequence holds them."""
-        return self._ledger.num_freed_by(sequence.kv.running_slot)
+        return self.ledger.num_freed_by(sequence.kv.running_slot)
 
-    def given_back(self, sequence: Sequence) -> tuple[int, int, int]:
-        """Return blocks that become free without a running sequence, blocks promised to it, and its table pages."""
-        pages = self._ledger.pages.of(sequence.kv.running_slot)
-        return self.freed(sequence), self.growth(sequence), len(pages)
+    def next_blocks(self, running: Iterable[Sequence]) -> int:
+        """Return blocks that the next tokens of those that decode take."""
+        slots = [sequence.kv.running_slot for sequence in running if sequence.is_decoding]
+        return self.ledger.demand(slots, [1] * len(slots)).blocks
+
+    def mean_kvs(self, running: SequenceType[Sequence]) -> list[float]:
+        """Return the KVs of each sequence in a row that policies evict from, on average."""
+        # At once: one by one, this would take longer than all else that is decided in a step.
+        lengths = self.ledger.lengths[[sequence.kv.running_slot for sequence in running]]
+        if self.layout.has_windows:
+            lengths = lengths[:, list(self.layout.evictable)]
+        means: list[float] = lengths.mean(axis=(1, 2)).tolist()
+        return means
+
+    def num_evictable(self, sequence: Sequence) -> int:
+        """Return the KVs in all rows that policies evict from."""
+        return int(self.ledger.lengths[sequence.kv.running_slot, list(self.layout.evictable)].sum())
+
+    def sharing(self, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
+        """Yield those of which other sequences, or the index, hold a block, each by what it holds when it comes."""
+        for sequence in list(sequences) if self.ledger.any_shared else ():
+            if sequence.kv.slot is not None and self.ledger.is_shared(sequence.kv.slot):
+                yield sequence
+
+    def copied_by(self, sequence: Sequence, eviction: SequenceEviction) -> int:
+        """Return blocks that a round copies, since other sequences hold them. What the index alone holds of them is
+        copied only where there is room."""
+        slot = sequence.kv.running_slot
+        if not sequence.may_share_outside or not self.ledger.is_shared_with_sequences(slot):
+            return 0
+        return eviction.blocks_after(self.layout, sequence.kv.num_computed)
 
     def yields(self, sequence: Sequence, eviction: SequenceEviction) -> int:
         """Return blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
-        held = self._ledger.blocks_held(sequence.kv.running_slot)
-        left = min(eviction.blocks_after(self._ledger.layout, sequence.num_tokens), held)
+        held = self.ledger.blocks_held(sequence.kv.running_slot)
+        left = min(eviction.blocks_after(self.layout, sequence.num_tokens), held)
         # What others hold too frees nothing, and is copied.
         shared = held - self.freed(sequence) if eviction.policy.when.late else 0
         return held - shared - left + self._growth_from(sequence, held) - self._growth_from(sequence, left)
 
     def _growth_from(self, sequence: Sequence, held: int) -> int:
-        layout = self._ledger.layout
+        layout = self.layout
         if not sequence.is_decoding or sequence.before_replay_round:
             return max(sequence.peak_blocks(layout, ahead=layout.block_size) - held, 0)
         # The peak of its prompt is behind it.

@@ -7,7 +7,7 @@ from winnow.cache import Ledger, OutOfBlocksError
 from winnow.cache.accounting.prefix_chain import PrefixKey, root_of
 from winnow.cache.accounting.token_runs import PackedRun
 from winnow.cache.layout import ceil_div
-from winnow.engine.plan import PlacedSpan
+from winnow.engine.plan import PlacedSpan, PlannedSequence
 from winnow.engine.requests.request import Sequence
 from winnow.eviction.probes import probes_of
 from winnow.values.reuse import ANYWHERE, EXACT, LIBRARY
@@ -137,23 +137,20 @@ class SpanReuse:
                     return max(at - start, most)
         return at - start + int(left)
 
-    def place(self, sequence: Sequence, start: int, end: int) -> tuple[PlacedSpan, ...]:
-        """Return what of tokens start..end - 1, which a step computes next, is still known; the rest is computed."""
+    def place(self, sequence: Sequence, entry: PlannedSequence) -> None:
+        """Plan what is still known of the tokens that a step computes next, and how many of these it computes again in
+        all layers; the rest is computed."""
         index, size, placed = self._ledger.prefixes, self._ledger.layout.block_size, []
         for run in sequence.runs:
-            first, last = max(run.start, start), min(run.end, end)
+            first, last = max(run.start, entry.start), min(run.end, entry.end)
             offset = run.offset + first - run.start
             keys = run.keys[offset // size : ceil_div(offset + last - first, size)] if first < last else ()
             if keys and all(map(index.knows, keys)):
                 index.touch(keys)
                 placed.append(PlacedSpan(first, last - first, offset % size, index.columns(keys)))
                 sequence.reused.append((first, last))
-        return tuple(placed)
-
-    def num_repaired_of(self, placed: tuple[PlacedSpan, ...]) -> int:
-        """Return how many of the tokens of spans a step computes again in all layers."""
-        least = len(placed) and 1  # a step has a token
-        return max(ceil(self._share * sum(span.count for span in placed)), least)
+        entry.placed, count = tuple(placed), sum(span.count for span in placed)
+        entry.repaired = max(ceil(self._share * count), len(placed) and 1)  # a step has a token
 
     def count(self, sequence: Sequence, placed: int, repaired: int) -> None:
         """Count tokens of a step."""

@@ -26,14 +26,9 @@ class Swap:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        ledger: Ledger,
-        clock: Callable[[], float],
-        tenants: TenantTable,
-        costs: SwapCosts,
+        self, executor: Executor, ledger: Ledger, clock: Callable[[], float], tenants: TenantTable
     ) -> None:
-        self.costs, self.total = costs, Counter[str]()
+        self.costs, self.total = SwapCosts(), Counter[str]()
         self.host_bytes: Counter[TenantName] = Counter()
         self._executor, self._ledger, self._clock, self._tenants = executor, ledger, clock, tenants
         self._any_dropped = False
@@ -54,25 +49,15 @@ class Swap:
     def copy_bytes(self, slot: int) -> int:
         return self._ledger.host.nbytes(self._ledger.lengths[slot], self._executor.state_bytes(slot))
 
-    def has_progressed(self, sequence: Sequence) -> bool:
-        """Return whether a sequence got a block of tokens since its last preemption; else it would go to and fro."""
-        before = sequence.num_tokens_preempted
-        return before is None or sequence.num_tokens - before >= self._ledger.layout.block_size
-
-    def preempt(self, sequence: Sequence, *, alone: bool) -> None:
-        """Take the slot and the blocks of a running sequence, so that it can continue later. With `alone` nothing else
-        runs, so a copy would find no more room than there is now."""
-        sequence.num_tokens_preempted = sequence.num_tokens
-        metrics = sequence.request.metrics
-        sequence.request.update_metrics(num_preemptions=metrics.num_preemptions + 1)
-        if alone or not self._prefers_swap(sequence) or not self._swap_out(sequence):
-            self.drop(sequence)
-
     def drop(self, sequence: Sequence) -> None:
-        """Drop the KVs of a running sequence. It keeps its tokens and computes them again when there is room."""
+        """Drop the KVs of a running sequence, or the copy of a waiting one, if it has any. It keeps its tokens and
+        computes them again when there is room."""
         self._any_dropped = True
         sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
-        self._ledger.close(sequence.kv.running_slot)
+        if sequence.kv.slot is not None:
+            self._ledger.close(sequence.kv.slot)
+        elif sequence.kv.host_id is not None:
+            self._discard_copy(sequence)
         sequence.kv = KVState()
 
     def fits(self, sequence: Sequence) -> bool:
@@ -93,7 +78,7 @@ class Swap:
                 ledger.close(slot)
                 raise
         except BaseException as error:
-            self.discard(sequence)
+            self.drop(sequence)
             if isinstance(error, HostTierError):
                 return False
             raise
@@ -101,14 +86,6 @@ class Swap:
         sequence.kv = replace(sequence.kv, slot=slot, host_id=None)
         self._count(sequence, swap_bytes_in=nbytes, swap_seconds=self._clock() - start)
         return True
-
-    def discard(self, sequence: Sequence) -> None:
-        """Give back the host memory of a waiting sequence, if it has any: it computes its tokens again."""
-        self._any_dropped = True
-        if sequence.kv.host_id is not None:
-            sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
-            self._discard_copy(sequence)
-            sequence.kv = KVState()
 
     def record_step(self, plan: StepPlan, sequences: SequenceType[Sequence], seconds: float) -> None:
         self.costs.record_step(plan, seconds)
@@ -151,8 +128,11 @@ class Swap:
             seconds = num_tokens * _SECONDS_PER_TOKEN
         return seconds + sequence.rounds.seconds + sequence.replay.seconds
 
-    def _swap_out(self, sequence: Sequence) -> bool:
-        """Copy a sequence to the host and close its slot. Returns False, with nothing changed, if memory lacks."""
+    def save(self, sequence: Sequence) -> bool:
+        """Copy a sequence to the host and close its slot. Returns False, with nothing changed, if memory lacks, or it
+        is cheaper to compute its tokens again."""
+        if not self._prefers_swap(sequence):
+            return False
         start, slot, ledger = self._clock(), sequence.kv.running_slot, self._ledger
         self._executor.apply(ledger.take_update())
         host_id = ledger.save(slot, self._executor.state_bytes(slot))

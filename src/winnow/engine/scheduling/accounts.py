@@ -19,8 +19,7 @@ class TenantAccounts:
 
     def __init__(self, memory: Memory, order: Order) -> None:
         self._order = order
-        self._room, self._num_blocks = memory.room, memory.ledger.size.num_blocks
-        self._host_bytes = memory.swap.host_bytes
+        self._memory, self._num_blocks = memory, memory.size.num_blocks
         tenants = memory.tenants
         self.of, self.has_quotas, self._tenants = tenants.of, tenants.has_quotas, tenants.named
         self._prompt_tokens: Counter[TenantName] = Counter()
@@ -34,11 +33,8 @@ class TenantAccounts:
         """Return blocks that a tenant never exceeds."""
         return int(self.of(tenant).limit * self._num_blocks)
 
-    def held(self, running: Iterable[Sequence]) -> int:
-        return self._room.held(running)
-
     def borrowed(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
-        return max(self.held(of_tenant(tenant, running)) - self.guarantee(tenant), 0)
+        return max(self._memory.held(of_tenant(tenant, running)) - self.guarantee(tenant), 0)
 
     def borrowers(self, running: SequenceType[Sequence]) -> SequenceType[Sequence]:
         """Return sequences of tenants above their guarantee, which go before others; all, if there are none."""
@@ -61,7 +57,7 @@ class TenantAccounts:
             return stats
         for name in dict.fromkeys(names):
             own = list(of_tenant(name, running))
-            blocks, guarantee = self.held(own), self.guarantee(name)
+            blocks, guarantee = self._memory.held(own), self.guarantee(name)
             stats[name or ""] = TenantStats(
                 num_running=len(own),
                 num_waiting=waiting.num_of_tenant(name),
@@ -69,7 +65,7 @@ class TenantAccounts:
                 guaranteed_blocks=guarantee,
                 limit_blocks=self.limit(name),
                 borrowed_blocks=max(blocks - guarantee, 0),
-                host_bytes=self._host_bytes[name],
+                host_bytes=self._memory.swap.host_bytes[name],
                 prompt_tokens=self._prompt_tokens[name],
                 output_tokens=self._output_tokens[name],
                 virtual_tokens=waiting.order.tenant_rank(name),

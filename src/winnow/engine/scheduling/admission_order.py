@@ -1,6 +1,5 @@
 """Who may enter next, and who is parked for it."""
 
-import sys
 from collections.abc import Sequence as SequenceType
 from functools import partial
 from itertools import islice
@@ -26,7 +25,6 @@ class AdmissionOrder:
         self._waiting = waiting
         self._accounts = accounts
         self._memory = memory
-        self._ledger = memory.ledger
         self._config = config
 
     def candidates(self, running: SequenceType[Sequence]) -> list[Sequence]:
@@ -56,7 +54,7 @@ class AdmissionOrder:
             if left:
                 left -= self._use(tenant, running)
             for sequence in self._waiting.of_tenant(tenant):
-                left -= self._memory.room.need(sequence)
+                left -= self._memory.need(sequence)
                 if left < 0:
                     break
                 found.append(sequence)
@@ -66,47 +64,34 @@ class AdmissionOrder:
         tenant = newcomer.request.tenant
         if self._accounts.of(tenant).limit >= 1:
             return True
-        return self._use(tenant, running) + self._memory.room.need(newcomer) <= self._accounts.limit(tenant)
+        return self._use(tenant, running) + self._memory.need(newcomer) <= self._accounts.limit(tenant)
 
     def make_way(self, running: Running) -> list[Sequence]:
         """Park running sequences for waiting ones of higher rank. Returns the sequences that enter in this step."""
         if not self._waiting or not running:
             return []
         urgent: list[Sequence] = []
-        blocks = pages = 0
         reclaiming = self._guaranteed(running)
         for sequence in dict.fromkeys(reclaiming + self._outranking(running)):
-            need = self._ledger.layout.pages_for(sequence.longest_row(self._ledger.layout))
-            slots = len(urgent) + 1 - self._ledger.num_free_slots
-            short = min(need, self._ledger.size.num_pages) + pages - self._ledger.pages.num_free
-            lacking = partial(self._lacking, sequence, running, blocks)
-            reclaims = sequence in reclaiming
-            parked = running.victims.for_newcomer(sequence, running, lacking, slots, short, reclaims=reclaims)
-            if parked is None:
+            if not self._could_start(sequence, running):
                 continue
-            for each in parked:
-                running.park(each)
-            urgent.append(sequence)
-            # Once it runs, another block a row will be promised to it.
-            blocks += self._memory.room.need(sequence) + self._ledger.layout.rows_per_seq
-            pages += need
+            fits = partial(self._memory.fits_for, sequence, running=running, beside=urgent)
+            reclaims = sequence in reclaiming
+            parked = running.victims.for_newcomer(sequence, running, fits, reclaims=reclaims)
+            if parked is not None:
+                for each in parked:
+                    running.park(each)
+                urgent.append(sequence)
         return urgent
 
-    def _lacking(self, sequence: Sequence, running: Running, taken: int, leaving: int) -> int:
-        """Return blocks that a waiting sequence lacks beside `taken` ones once `leaving` sequences are parked; endless
-        if it cannot start."""
+    def _could_start(self, sequence: Sequence, running: Running) -> bool:
+        """Return whether a waiting sequence waits for room alone."""
         budget, chunk = self._config.max_num_batched_tokens, self._config.prefill_chunk
-        prefixes = self._memory.prefixes
         # Of a whole prompt, also where no tokens of the step are left for it.
         if sequence.is_held_up or (chunk is None and sequence.num_tokens + len(running) > budget):
-            return sys.maxsize
-        # Decoding sequences take their next KVs before it starts, and then others are promised to them.
-        decoding = [s.kv.running_slot for s in running if s.is_decoding]
-        coming = self._ledger.demand(decoding, [1] * len(decoding)).blocks
-        found = prefixes.find(sequence)
-        if prefixes.is_worth_waiting(sequence, found, min(sequence.num_tokens, chunk or budget), running):
-            return sys.maxsize
-        return taken + coming + self._memory.room.lacking(sequence, running, leaving, found)
+            return False
+        count = min(sequence.num_tokens, chunk or budget)
+        return not self._memory.prefixes.is_worth_waiting(sequence, count, running)
 
     def keep_limits(self, running: Running) -> None:
         """Park sequences of tenants above their limits. One sequence of each keeps running."""
@@ -121,10 +106,9 @@ class AdmissionOrder:
     def _exceeds_limit(self, tenant: TenantName, own: SequenceType[Sequence]) -> bool:
         if self._accounts.of(tenant).limit >= 1:
             return False
-        decoding = [s.kv.running_slot for s in own if s.is_decoding]
-        coming = self._ledger.demand(decoding, [1] * len(decoding)).blocks
-        coming += sum(self._memory.room.growth(sequence) for sequence in own if not sequence.is_decoding)
-        return self._accounts.held(own) + coming > self._accounts.limit(tenant)
+        coming = self._memory.next_blocks(own)
+        coming += sum(self._memory.growth(sequence) for sequence in own if not sequence.is_decoding)
+        return self._memory.held(own) + coming > self._accounts.limit(tenant)
 
     def _outranking(self, running: SequenceType[Sequence]) -> list[Sequence]:
         """Return waiting sequences that may park running ones by the order, first to last."""
@@ -140,4 +124,4 @@ class AdmissionOrder:
     def _use(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
         """Return blocks that a tenant's running sequences hold or will take soon."""
         own = list(of_tenant(tenant, running))
-        return self._accounts.held(own) + sum(map(self._memory.room.growth, own))
+        return self._memory.held(own) + self._memory.promised(own)

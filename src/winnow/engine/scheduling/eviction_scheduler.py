@@ -32,10 +32,9 @@ class EvictionScheduler:
         config: SchedulerConfig,
     ) -> None:
         self._executor = executor
-        self._ledger = memory.ledger
         self._clock = clock
         self._running = running
-        self._memory, self._prefixes = memory, memory.prefixes
+        self._memory = memory
         self._max_kvs = max_kvs
         self._chunk = sys.maxsize if config.prefill_chunk is None else config.prefill_chunk
         self.total = RoundTally()
@@ -62,18 +61,16 @@ class EvictionScheduler:
     def unshare_samples(self, *, budgets_differ: bool) -> None:
         """Unshare the blocks of a prompt's samples, if each sample is evicted on its own. Those with different budgets
         part before the round, the others after it: then there is less to copy."""
-        for sequence in list(self._running) if self._ledger.any_shared else ():
-            slot, request = sequence.kv.slot, sequence.request
-            if slot is None or not sequence.owns_blocks or not self._ledger.is_shared(slot):
-                continue  # without a slot it gave way to another
-            differ = len(request.evictions) > 1
-            if differ == budgets_differ and sequence.kv.num_computed >= request.fork_at:
+        for sequence in self._memory.sharing(self._running):
+            differ = len(sequence.request.evictions) > 1
+            parted = sequence.kv.num_computed >= sequence.request.fork_at
+            if sequence.owns_blocks and differ == budgets_differ and parted:
                 self._running.own(sequence)
 
     def own_before_change(self) -> None:
         """Unshare blocks of sequences before a query or a replay adds to accumulators in them."""
-        for sequence in list(self._running) if self._ledger.any_shared else ():
-            if sequence.kv.slot is not None and self._prefixes.is_about_to_change(sequence, self._chunk):
+        for sequence in self._memory.sharing(self._running):
+            if self._memory.prefixes.is_about_to_change(sequence, self._chunk):
                 self._running.own(sequence)
 
     def evict_under_pressure(self) -> bool:
@@ -93,11 +90,11 @@ class EvictionScheduler:
         able = [s for s in self._running if s.eviction is not None and s.eviction.policy.when.make_room]
         able = [s for s in self._shrinkable(able) if allows(s)]
         first = next(iter(candidates(self._running)), None) if able else None
-        if first is None or not self._ledger.can_open(first.longest_row(self._ledger.layout)):
+        if first is None or not self._memory.can_open(first):
             return
-        lacking = self._memory.room.lacking(first, self._running)
+        lacking = self._memory.lacking(first, self._running)
         for step in (*LATE_STEPS, None) if lacking > 0 else ():
-            if sum(self._memory.room.yields(s, at_step(s, step)) for s in able) >= lacking:
+            if sum(self._memory.yields(s, at_step(s, step)) for s in able) >= lacking:
                 self._evict(self._shrinkable(able, step), step)
                 return
 
@@ -114,7 +111,7 @@ class EvictionScheduler:
             if eviction.passes and end == eviction.context_len:
                 return True
             owns = sequence.owns_blocks or eviction.may_observe(end, 1)
-            if owns and self._ledger.is_shared(sequence.kv.running_slot):
+            if owns and any(self._memory.sharing([sequence])):
                 return True
         return False
 
@@ -130,15 +127,11 @@ class EvictionScheduler:
             if _eviction(sequence).round_due(ends[sequence], last_round, mean)
         ]
         due.sort(key=lambda s: s.kv.last_served)
-        slots = [sequence.kv.running_slot for sequence in due]
-        if not due or any(_eviction(s).passes for s in due) or any(map(self._ledger.is_shared, slots)):
+        if not due or any(_eviction(s).passes for s in due) or any(self._memory.sharing(due)):
             return step
-        if self._max_kvs is not None and int(self._ledger.lengths[slots].sum()) > self._max_kvs:
+        if self._max_kvs is not None and sum(map(self._memory.num_evictable, due)) > self._max_kvs:
             return step
-        evictions = tuple(
-            PlannedEviction(slot, ends[s], _asked(s, None, ends[s]))
-            for slot, s in zip(slots, due, strict=True)
-        )
+        evictions = tuple(PlannedEviction(s.kv.running_slot, ends[s], _asked(s, None, ends[s])) for s in due)
         return replace(step, plan=replace(step.plan, evictions=evictions), evicting=tuple(due))
 
     def note(self, step: ScheduledStep, kept: IntArray | None) -> None:
@@ -148,12 +141,7 @@ class EvictionScheduler:
         """Yield each sequence with what its policy must know: tokens computed, those at its last round, KVs per row."""
         if not sequences:
             return
-        # At once: one by one, this would take longer than all else that is decided in a step.
-        lengths, layout = self._ledger.lengths[[s.kv.running_slot for s in sequences]], self._ledger.layout
-        if layout.has_windows:
-            lengths = lengths[:, list(layout.evictable)]
-        means = lengths.mean(axis=(1, 2)).tolist()
-        for sequence, mean in zip(sequences, means, strict=True):
+        for sequence, mean in zip(sequences, self._memory.mean_kvs(sequences), strict=True):
             yield sequence, (sequence.kv.num_computed, sequence.kv.last_round, mean)
 
     def _shrinkable(
@@ -165,14 +153,10 @@ class EvictionScheduler:
         ]
 
         def frees(sequence: Sequence) -> bool:  # of what others hold too, a round makes copies
-            left = at_step(sequence, step).blocks_after(self._ledger.layout, sequence.num_tokens)
-            return self._ledger.num_freed_by(sequence.kv.running_slot) > left
+            left = at_step(sequence, step).blocks_after(self._memory.layout, sequence.num_tokens)
+            return self._memory.freed(sequence) > left
 
         return [s for s in able if not _eviction(s).policy.when.late or frees(s)]
-
-    def mean_kvs(self, sequence: Sequence) -> float:
-        [(_, (_, _, mean))] = self._states([sequence])
-        return mean
 
     def _due_at_intervals(self, able: SequenceType[Sequence]) -> set[Sequence]:
         """Return sequences whose policies have rounds by steps of the engine, or by what all have gathered."""
@@ -204,18 +188,14 @@ class EvictionScheduler:
         taken: set[Sequence] = set()
         ranked = promised = 0
         for sequence in sorted(able, key=lambda s: s.kv.last_served):
-            slot = sequence.kv.slot
-            if sequence in taken or slot is None:
+            if sequence in taken or sequence.kv.slot is None:
                 continue
-            size = int(self._ledger.lengths[slot, list(self._ledger.layout.evictable)].sum())
+            size = self._memory.num_evictable(sequence)
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
-            # A round writes into the blocks that it leaves, which are copied when it is planned where others hold them.
-            # What the index alone holds of them is copied only where there is room.
-            copies = 0
-            if sequence.may_share_outside and self._ledger.is_shared_with_sequences(slot):
-                copies = at_step(sequence, step).blocks_after(self._ledger.layout, sequence.kv.num_computed)
-            if copies > self._ledger.allocator.num_free - promised:
+            # A round writes into the blocks that it leaves, which are copied when it is planned.
+            copies = self._memory.copied_by(sequence, at_step(sequence, step))
+            if copies > self._memory.num_free - promised:
                 if leaders:
                     break
                 if not self._running.own(sequence):
@@ -235,35 +215,18 @@ class EvictionScheduler:
 
     def _run(self, leaders: list[Sequence], same: dict[Sequence, list[Sequence]], step: float | None) -> None:
         start = self._clock()
-        # Siblings hold the same KVs and would decide alike: one decides, with the blocks to itself, and the others
-        # share what is left.
-        for leader in leaders:
-            for sibling in same[leader]:
-                self._ledger.clear(sibling.kv.running_slot)
-        self._executor.apply(self._ledger.take_update())
-        slots = [s.kv.running_slot for s in leaders]
         planned = tuple(
             PlannedEviction(
-                slot,
+                s.kv.running_slot,
                 s.kv.num_computed,
                 _asked(s, step, s.kv.num_computed),
                 tuple(each.kv.running_slot for each in same[s]),
             )
-            for slot, s in zip(slots, leaders, strict=True)
+            for s in leaders
         )
-        foreseen, self._foreseen = self._foreseen, None
-        if foreseen is not None and foreseen[:2] == (tuple(leaders), planned):
-            lengths = foreseen[2]
-        else:
-            lengths = self._executor.plan_evictions(planned)
-        for slot, kept in zip(slots, lengths, strict=True):
-            self._ledger.own_front(slot, kept)
-        self._executor.apply(self._ledger.take_update())
-        self._executor.compact()
-        freed = self._ledger.shrink(slots, lengths).tolist()
-        for leader in leaders:
-            for sibling in same[leader]:
-                self._ledger.share(leader.kv.running_slot, sibling.kv.running_slot)
+        seen, self._foreseen = self._foreseen, None
+        lengths = seen[2] if seen is not None and seen[:2] == (tuple(leaders), planned) else None
+        freed = self._memory.evict(planned, lengths)
         seconds = self._clock() - start
         self.total.add(sum(freed), seconds, len(leaders))
         for leader, blocks in zip(leaders, freed, strict=True):
@@ -273,7 +236,7 @@ class EvictionScheduler:
                 sequence.rounds.add(blocks, seconds / len(leaders))
                 sequence.kv.last_served = self._num_served
                 self._num_served += 1
-            self._prefixes.remember_round(leader)
+            self._memory.prefixes.remember_round(leader)
 
 
 def at_step(sequence: Sequence, step: float | None) -> SequenceEviction:

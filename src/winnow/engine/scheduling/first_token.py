@@ -36,14 +36,14 @@ class FirstTokens:
 
     def num_held_up(self, names: Collection[str]) -> int:
         """Return answers of these requests that hold no KVs, and would get none if a step began now."""
-        fitting = self._memory.room.num_fitting(self._waiting, self._running)
+        fitting = self._memory.num_fitting(self._waiting, self._running)
         held_up = islice(self._waiting, fitting, None)
         return sum(1 + len(each.forks) for each in held_up if each.request.request_id in names)
 
     def seconds(self, name: str | None = None) -> float:
         """Return the seconds until the first token of a waiting request, or of the last that waits, as expected; what
         was not measured counts as 0. What is expected of a request that is named is compared with what it waits."""
-        running, fitting = self._running, self._memory.room.num_fitting(self._waiting, self._running)
+        running, fitting = self._running, self._memory.num_fitting(self._waiting, self._running)
         prompts = wait = sum(map(self._prompt_seconds, running))
         ends = [prompts + self._rest(each) for each in running]  # of answers, when places come free
         heapify(ends)
@@ -79,7 +79,7 @@ class FirstTokens:
 
     def _prompt_seconds(self, sequence: Sequence) -> float:
         left = max(sequence.prompt_len - sequence.kv.num_computed, 0)
-        return self._memory.swap.costs.recompute_seconds(left) or 0.0
+        return self._memory.recompute_seconds(left) or 0.0
 
     def _rest(self, sequence: Sequence) -> float:
         """Return the seconds until a sequence's answer ends, once its prompt is computed."""

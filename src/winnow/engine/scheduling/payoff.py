@@ -43,7 +43,7 @@ class CompressionDecisions:
         asked = sequence.asked_eviction
         if asked is None:
             return
-        self._is_short = self._memory.room.is_short(waiting, running)
+        self._is_short = self._memory.is_short(waiting, running)
         if self._is_short and self.num_short_starts % _OUTLOOK_EVERY == 0:
             self._choose(sequence, asked, len(waiting) + len(running), running.mean_answer)
         for each in sequence.request.sequences:
@@ -89,8 +89,7 @@ class CompressionDecisions:
     ) -> CompressionOutlook:
         """Compare the policy of a sequence with the full cache, for as many of `most` requests like it as fit. `usual`
         are tokens of an answer so far; None: nothing is known."""
-        ledger, answer = self._memory.ledger, sequence.request.max_tokens
-        layout, size = ledger.layout, ledger.size
+        layout, size, answer = self._memory.layout, self._memory.size, sequence.request.max_tokens
         if usual is not None:
             answer = min(answer, usual)
         elif sequence.request.params.max_tokens is None:
@@ -99,7 +98,7 @@ class CompressionDecisions:
         peak = max(eviction.decode_blocks(layout, tokens), 1)
         num_compressed = max(min(size.num_blocks // peak, size.max_num_seqs, most), 1)
         num_whole = max(min(size.num_blocks // max(layout.blocks_seen(tokens), 1), num_compressed), 1)
-        prefill = self._memory.swap.costs.recompute_seconds(sequence.prompt_len)
+        prefill = self._memory.recompute_seconds(sequence.prompt_len)
         whole_step, step = self._times.predict(1, num_whole), self._times.predict(1, num_compressed)
         gain = None
         if prefill is not None and whole_step is not None and step is not None:

@@ -53,12 +53,11 @@ def build_plan(
     )
     for entry, (sequence, _) in zip(entries, planned, strict=True):
         if sequence.runs and entry.replay is None:
-            entry.placed = memory.spans.place(sequence, entry.start, entry.end)
-            entry.repaired = memory.spans.num_repaired_of(entry.placed)
+            memory.spans.place(sequence, entry)
     if not entries:
         return ScheduledStep(StepPlan(()))
     new = tuple(map(new_sequence, running.take_entered()))
-    plan = StepPlan(entries, memory.ledger.take_update(), new)
+    plan = StepPlan(entries, memory.take_update(), new)
     return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
 
 
@@ -139,20 +138,13 @@ def advance(
             drafts.count(sequence, entry.num_drafts, accepted)
             if accepted < entry.num_drafts:
                 rejected[entry.slot] = entry.num_drafts - accepted
-                if memory.ledger.layout.state_bytes:  # a state has no tokens: all are computed again
+                if memory.layout.state_bytes:  # a state has no tokens: all are computed again
                     rejected[entry.slot] = entry.count
                     drafts.again += accepted + 1
-        if entry.placed:
-            memory.spans.count(sequence, entry.reused + entry.repaired, entry.repaired)
         known = entry.count - entry.num_drafts
         sequence.kv.num_computed = end = entry.end - rejected.get(entry.slot, 0)
-        computed.append((sequence, entry.start, end, entry.token_ids[known : end - entry.start]))
-    if rejected:
-        memory.ledger.take_back(list(rejected), list(rejected.values()))
-    for each in computed:  # after it: where rows slide, what they hold says which tokens these are
-        memory.prefixes.remember(*each)
-        if each[0].packed:
-            memory.spans.place_packed(each[0])
+        computed.append((sequence, entry, end, entry.token_ids[known : end - entry.start]))
+    memory.record(computed, rejected)
     counts = Counter[str | None]()
     for sequence in step.samplers:
         if not sequence.finished:

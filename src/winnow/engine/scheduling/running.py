@@ -83,7 +83,7 @@ class Running(SequenceType[Sequence]):
             first = self._waiting.first
             assert first is not None, "a sequence lacks room"
             if first.kv.host_id is not None:
-                self._memory.swap.discard(first)
+                self._memory.drop(first)
             else:
                 self._fail(first)
             return
@@ -97,7 +97,7 @@ class Running(SequenceType[Sequence]):
         self.park(victim, alone=alone)
 
     def park(self, victim: Sequence, *, alone: bool = False) -> None:
-        self._memory.swap.preempt(victim, alone=alone)
+        self._memory.preempt(victim, alone=alone)
         self._requeue(victim)
         self.num_preemptions += 1
 
@@ -105,7 +105,7 @@ class Running(SequenceType[Sequence]):
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
         self._memory.distrust_all()
         for sequence in self._sequences[::-1]:
-            self._memory.swap.drop(sequence)
+            self._memory.drop(sequence)
             self._requeue(sequence)
 
     def own(self, sequence: Sequence) -> bool:
@@ -114,8 +114,7 @@ class Running(SequenceType[Sequence]):
         While memory lacks, since others hold shared blocks, sequences give way, as where decoding finds no room: who is
         served first continues. False: the sequence itself gave way.
         """
-        slot, ledger = sequence.kv.running_slot, self._memory.ledger
-        while ledger.is_shared(slot) and not ledger.own_or_forget(slot):
+        while not self._memory.own(sequence):
             self.preempt()
             if sequence.kv.slot is None:
                 return False
@@ -149,17 +148,13 @@ class Running(SequenceType[Sequence]):
 
     def siblings(self, leader: Sequence) -> list[Sequence]:
         """Return samples of the same prompt that still hold the very same blocks."""
-        ledger = self._memory.ledger
-        if not ledger.is_shared(leader.kv.running_slot):
-            return []
+        sharing = list(self._memory.sharing(leader.request.sequences))
         return [
             s
-            for s in leader.request.sequences
+            for s in (sharing if leader in sharing else ())
             if s is not leader
-            and s.kv.slot is not None
             and s.kv.num_computed == leader.kv.num_computed
             and s.eviction == leader.eviction
-            and ledger.is_shared(s.kv.slot)
         ]
 
     def _requeue(self, sequence: Sequence) -> None:
@@ -167,7 +162,7 @@ class Running(SequenceType[Sequence]):
         self._waiting.requeue(sequence)
 
     def _fail(self, sequence: Sequence) -> None:
-        sequence.error = self._memory.room.explain_lack(sequence)
+        sequence.error = self._memory.explain_lack(sequence)
         # Other samples were to share its prompt, and may fit where it does not.
         forks, sequence.forks = sequence.forks, []
         for fork in forks:

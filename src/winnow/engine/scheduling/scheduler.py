@@ -6,7 +6,6 @@ step's token budget is spent. Nothing here knows a model: the simulator runs the
 
 from collections.abc import Callable
 
-from winnow.cache import Demand, OutOfBlocksError
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
 from winnow.engine.memory.memory import Memory
@@ -74,7 +73,7 @@ class Scheduler:
             return
         child.prefix = None if parent.prefix is None else parent.prefix.fork()
         self.running.enter(child, announced=True)
-        self._executor.apply(self.ledger.take_update())
+        self.memory.apply_update()
         self._executor.fork(slot, new_sequence(child))
         self.waiting.remove(child)
         parent.request.forked = request.forked = True
@@ -108,15 +107,13 @@ class Scheduler:
             return None
         if self.rounds.may_follow([(sequence, entry.end) for entry, sequence in continuing]):
             return None
-        slots, counts = [entry.slot for entry, _ in continuing], [1] * len(continuing)
-        if not self.ledger.has_room_for(self.ledger.demand(slots, counts)):
+        if not self.memory.append([(sequence, 1) for _, sequence in continuing]):
             return None
-        self.ledger.append(slots, counts)
         entries = tuple(
             PlannedSequence(entry.slot, entry.end, [LAST_SAMPLED], (entry.slot,)) for entry, _ in continuing
         )
         sequences = tuple(sequence for _, sequence in continuing)
-        following = ScheduledStep(StepPlan(entries, self.ledger.take_update()), sequences, sequences)
+        following = ScheduledStep(StepPlan(entries, self.memory.take_update()), sequences, sequences)
         return self.rounds.foresee(following)
 
     def _schedule(self) -> ScheduledStep:
@@ -132,7 +129,7 @@ class Scheduler:
             if not gave_way or not self.running:  # else who gave way would come back at once, again and again
                 self._resume_next()
             self.running.drop_finished_passes()
-            self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.slides(self.ledger.layout)])
+            memory.drop_unseen(self.running)
             rounds.unshare_samples(budgets_differ=True)
             waits = rounds.evict_due()
             rounds.unshare_samples(budgets_differ=False)
@@ -167,7 +164,6 @@ class Scheduler:
                 budget -= first
         # Found anew: to make room for the decoding ones, others may have been preempted.
         missing = self.running.replaying()[1] if waits else {}
-        taken, chunks = Demand(), []
         for sequence in rest:
             if sequence in missing:
                 count = min(missing[sequence], budget, self._config.prefill_chunk or budget)
@@ -179,12 +175,9 @@ class Scheduler:
                 if sequence.awaits_tower:
                     continue
                 break
-            more = taken.plus(self.ledger.demand([sequence.kv.running_slot], [count]))
-            if self.ledger.has_room_for(more):
-                chunks.append((sequence, count))
-                taken, budget = more, budget - count
-        self.memory.append(chunks)
-        planned += chunks
+            if self.memory.append([(sequence, count)]):
+                planned.append((sequence, count))
+                budget -= count
         self.memory.prefixes.note_wanted(self.waiting)
         while first := self._admit_next(budget):
             planned.append((self.running[-1], first))
@@ -203,22 +196,18 @@ class Scheduler:
         while True:
             decoding = [s for s in self.running if s.is_decoding and s not in waits][:most]
             if proposes and self.drafts.read_cache(len(decoding)):
-                self._executor.apply(self.ledger.take_update())
+                self.memory.apply_update()
             drafts = self.drafts.propose(decoding, most - len(decoding)) if proposes else {}
             planned = [(s, 1 + len(drafts[s]) if s in drafts else 1) for s in decoding]
-            try:
-                if len(self.running) > 1 and self.memory.room.is_above_threshold(planned):
-                    raise OutOfBlocksError("above the threshold of preemption")
-                self.memory.append(planned)
+            if self.memory.append(planned, below_threshold=len(self.running) > 1):
                 return planned, drafts
-            except OutOfBlocksError:
-                proposes = False
-                if not drafts and not self.rounds.evict_under_pressure():
-                    self.running.preempt()
+            proposes = False
+            if not drafts and not self.rounds.evict_under_pressure():
+                self.running.preempt()
 
     def _admit_next(self, budget: int) -> int:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
-        if not self.waiting or not self.memory.room.is_open(self.running):
+        if not self.waiting or not self.memory.is_open(self.running):
             return 0
         starts = (self._start(sequence, budget) for sequence in self._order.candidates(self.running))
         return next(filter(None, starts), 0)
@@ -271,12 +260,11 @@ class Scheduler:
             most = wanted  # whole prompts: one that is larger than any budget goes alone
         if sequence.runs:
             most = self.memory.spans.stretch(sequence, start, most)
-        spans, prefixes = self.memory.spans, self.memory.prefixes
-        wanted = min(wanted, prefixes.until_state(sequence), spans.until_packed(sequence))
+        wanted = min(wanted, self.memory.until_stop(sequence))
         if sequence.forks:
             wanted = min(wanted, sequence.request.fork_at - start)
         if (eviction := sequence.eviction) is not None:
-            kvs = 0.0 if sequence.kv.slot is None else self.rounds.mean_kvs(sequence)
+            kvs = 0.0 if sequence.kv.slot is None else self.memory.mean_kvs([sequence])[0]
             wanted = eviction.chunk(start, sequence.kv.last_round, kvs, wanted, most)
         if chunk is None and wanted > most:
             return 0
@@ -284,7 +272,7 @@ class Scheduler:
 
     def _resume_next(self) -> None:
         """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""
-        while self.waiting and self.memory.room.is_open(self.running):
+        while self.waiting and self.memory.is_open(self.running):
             first = next(iter(self._order.candidates(self.running)), None)
             if first is None or not self._resume(first):
                 return

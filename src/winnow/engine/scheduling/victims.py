@@ -31,33 +31,35 @@ class Victims:
         advanced since they were last preempted, to the least time lost per byte that comes free, and to the one served
         last. The first in the serving order is never preempted for another: whatever the others do, requests end.
         """
-        rank, level, swap = self._waiting.order.rank, self._waiting.order.level, self._memory.swap
+        rank, level = self._waiting.order.rank, self._waiting.order.level
         first = min(sequences, key=rank)
         others = [sequence for sequence in sequences if sequence is not first] or [first]
         lowest = min(map(level, others))
         equals = [sequence for sequence in others if level(sequence) == lowest]
-        equals = [sequence for sequence in equals if swap.has_progressed(sequence)] or equals
-        losses = {sequence: swap.loss(sequence) for sequence in equals} if len(equals) > 1 else {}
+        equals = list(filter(self._has_progressed, equals)) or equals
+        losses = {each: self._memory.swap.loss(each) for each in equals} if len(equals) > 1 else {}
         least = min(losses.values(), default=0.0)
         return max((s for s in equals if losses.get(s, 0.0) <= least), key=rank)
+
+    def _has_progressed(self, sequence: Sequence) -> bool:
+        """Return whether a sequence got a block of tokens since its last preemption; else it would go to and fro."""
+        before = sequence.num_tokens_preempted
+        return before is None or sequence.num_tokens - before >= self._memory.layout.block_size
 
     def for_newcomer(
         self,
         newcomer: Sequence,
         running: SequenceType[Sequence],
-        lacking: Callable[[int], int],
-        slots: int,
-        pages: int,
+        fits: Callable[[SequenceType[Sequence]], bool],
         *,
         reclaims: bool,
     ) -> list[Sequence] | None:
-        """Return the running sequences to park, so that `newcomer` lacks nothing; None: there are not enough.
+        """Return the running sequences to park, so that `newcomer` fits; None: there are not enough.
 
         What a tenant holds within its guarantee gives way only to the tenant itself.
 
         Args:
-            lacking: blocks that are short once as many sequences have left, those that they free not counted.
-            slots, pages: of tables, that must become free.
+            fits: whether it does once these have left.
             reclaims: whether tenants that borrow give back to `newcomer` whatever the order says.
         """
         order, own, quotas = self._waiting.order, newcomer.request.tenant, self._accounts.has_quotas
@@ -66,27 +68,18 @@ class Victims:
             tenants = {sequence.request.tenant for sequence in running}
             borrowed = {tenant: self._accounts.borrowed(tenant, running) for tenant in tenants}
         chosen: list[Sequence] = []
-        freed = 0
-
-        def is_enough() -> bool:
-            return max(slots, pages, lacking(len(chosen)) - freed) <= 0
-
         last = sorted(
             running, key=lambda s: (order.tenant_rank(s.request.tenant), order.rank(s)), reverse=True
         )
         for sequence in last:
-            if is_enough():
-                break
+            if fits(chosen):
+                return chosen
             tenant = sequence.request.tenant
             borrows = borrowed.get(tenant, 0) > 0
             outranks = order.may_park(newcomer, sequence) and (not quotas or tenant == own or borrows)
             if not outranks and not (reclaims and tenant != own and borrows):
                 continue
             chosen.append(sequence)
-            blocks, growth, tables = self._memory.room.given_back(sequence)
-            freed += blocks + growth
             if quotas:
-                borrowed[tenant] -= blocks
-            slots -= 1
-            pages -= tables
-        return chosen if is_enough() else None
+                borrowed[tenant] -= self._memory.freed(sequence)
+        return chosen if fits(chosen) else None
