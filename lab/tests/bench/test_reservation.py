@@ -1,9 +1,11 @@
 """lab/winnow_lab/memory/reservation.py measures what the paper's table says of contiguous caches."""
 
+import runpy
 from pathlib import Path
 
 import pytest
 
+from winnow_lab.checkout import ROOT
 from winnow_lab.memory.reservation import (
     WORKLOADS,
     Options,
@@ -48,3 +50,19 @@ def test_a_trace_brings_its_own_lengths(tmp_path: Path) -> None:
     tiny_llama(tmp_path / "model", 64)
     found = measure(tmp_path / "model", workload, "on-demand", Options(requests=2, scale=4, seqs=2, seed=0))
     assert found.at_end < 0.3 < found.running
+
+
+def test_allocators_of_the_example_hold_what_their_sequences_need() -> None:
+    example = runpy.run_path(str(ROOT / "examples/allocators.py"))
+    sizes, pool = [(5, 3), (20, 2)], example["Pool"]()  # 8 and 22 tokens, side by side
+    whole, doubling, paged = (
+        example["serve"](sizes, new)
+        for new in (
+            lambda: example["Buffer"](64),
+            lambda: example["Buffer"](1),
+            lambda: example["Table"](pool),
+        )
+    )
+    assert [each[0] for each in (whole, doubling, paged)] == [1 - 30 / 128, 1 - 30 / 40, 1 - 30 / 48]
+    assert paged[2] == 3 * 16 * 256 * 2
+    assert pool.allocator.num_used == 0 and (pool.kvs == 1).all(axis=1).sum() == 8 + 22
