@@ -4,6 +4,8 @@ import hashlib
 import json
 import resource
 import statistics
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,6 +22,7 @@ class Pass:
     """The work done once.
 
     Attributes:
+        cpu_seconds: of all threads of the process.
         first_token_seconds: from submission to the first token, the median of all requests.
         running: sequences that held KVs, by step.
         computed_prompt_tokens: more than the prompts hold where a preempted request was computed again.
@@ -30,6 +33,7 @@ class Pass:
 
     workload: Workload
     seconds: float
+    cpu_seconds: float
     first_token_seconds: float
     running: tuple[int, ...]
     steps: int
@@ -75,20 +79,15 @@ class ThroughputReport:
     kv_bytes_budget: int
     peak_resident_bytes: int
 
-    def spread(self, name: str) -> tuple[float, float, float]:
-        """Median, least and most of a number of a pass."""
-        return _spread([getattr(each, name) for each in self.passes])
-
-    def spread_of_part(self, part: str) -> tuple[float, float, float]:
-        return _spread([each.parts[part] for each in self.passes])
-
     def to_json(self) -> dict[str, Any]:
-        names = ("seconds", "output_rate", "total_rate", "first_token_seconds")
+        names = ("seconds", "cpu_seconds", "output_rate", "total_rate", "first_token_seconds")
         return {
             "workload": asdict(self.workload),
             "kv_bytes_budget": self.kv_bytes_budget,
             "peak_resident_bytes": self.peak_resident_bytes,
-            "median": {name: self.spread(name)[0] for name in names},
+            "median": {
+                name: statistics.median(getattr(each, name) for each in self.passes) for name in names
+            },
             "passes": [each.to_json() for each in self.passes],
         }
 
@@ -106,12 +105,13 @@ def measure_throughput(
 
 
 def _once(llm: LLM, workload: Workload, prompts: list[list[int]], on_step: OnStep) -> Pass:
-    params = fixed_length(workload.new_tokens)
+    params, begun = fixed_length(workload.new_tokens), time.process_time()
     done = answer_all(llm, [(prompt, params) for prompt in prompts], on_step, final_only=True)
     waits = [output.metrics.time_to_first_token for output in done.outputs]
     return Pass(
         workload=workload,
         seconds=done.seconds,
+        cpu_seconds=time.process_time() - begun,
         first_token_seconds=statistics.median(wait for wait in waits if wait is not None),
         running=done.running,
         steps=done.counted("num_steps"),
@@ -135,5 +135,6 @@ def _decode_step(done: Answered) -> float | None:
     return statistics.median(steps) if steps else None
 
 
-def _spread(values: list[float]) -> tuple[float, float, float]:
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return median, least and most."""
     return statistics.median(values), min(values), max(values)

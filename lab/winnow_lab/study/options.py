@@ -51,9 +51,7 @@ class StudyOptions(Flags):
 
 @dataclass(frozen=True)
 class PageOptions(StudyOptions):
-    output: Path | None = flag(
-        Path("docs/results"), "folder of the page, its numbers and figures", short=("-o",)
-    )
+    output: Path | None = flag(Path("docs/results"), "folder of the page and its numbers", short=("-o",))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ same engine; medians count, least and most stand beside them.
 """
 EPILOG = """\
 examples:
-  winnow bench throughput
   winnow bench throughput --preset w1
   winnow bench throughput --preset w1 --eviction kv-compress-pd --compression 4 --json w1.json
   winnow bench throughput --model DIR --requests 64 --prompt-tokens 2048 --kv-seqs 8
@@ -45,9 +44,7 @@ class Options(EngineOptions):
     preset: str | None = flag(None, "a model, its work and KV memory, by name", choices=tuple(PRESETS))
     requests: int | None = flag(None, "(default: the preset's, or 32)", least=1, aliases=("num_prompts",))
     prompt_tokens: int | None = flag(None, "random (default: the preset's, or 512)", least=1, aliases=_PROMPT)
-    new_tokens: int | None = flag(
-        None, "of an answer (default: the preset's, or 64)", least=1, aliases=_ANSWER
-    )
+    new_tokens: int | None = flag(None, "(default: the preset's, or 64)", least=1, aliases=_ANSWER)
     prompt_seed: int | None = flag(None, "of the prompts (default: 0)", least=0)
     kv_seqs: int | None = flag(None, "in place of --kv-memory: bytes of N whole sequences", least=1)
     repeat: int = flag(3, "times", least=1)
@@ -65,7 +62,7 @@ class Options(EngineOptions):
 
 
 def measure(options: Options) -> Result:
-    from winnow_lab.bench.throughput import measure_throughput
+    from winnow_lab.bench.throughput import measure_throughput, spread
 
     # Passes repeat their prompts.
     engine: dict[str, Any] = {"enable_prefix_caching": False, **options.engine}
@@ -84,19 +81,20 @@ def measure(options: Options) -> Result:
         show = show_steps(progress, Meter(), work.requests)
         report = measure_throughput(llm, work, llm.vocab_size, options.repeat, show)
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in engine.items()}
-    last = report.passes[-1]
     rates = {
         "output tokens/s": ("output_rate", ",.1f"),
         "total tokens/s": ("total_rate", ",.0f"),
         "wall time, s": ("seconds", ".2f"),
+        "processor time, s": ("cpu_seconds", ".2f"),
         "time to first token, s": ("first_token_seconds", ".2f"),
     }
-    rows = [(name, report.spread(read), form) for name, (read, form) in rates.items()]
-    rows += [(f"  {part}, s", report.spread_of_part(part), ".2f") for part in last.parts]
+    passes, last = report.passes, report.passes[-1]
+    rows = [(name, spread([getattr(p, read) for p in passes]), form) for name, (read, form) in rates.items()]
+    rows += [(f"  {part}, s", spread([p.parts[part] for p in passes]), ".2f") for part in last.parts]
     table = TextTable(
         f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens",
         "",
-        (f"median of {len(report.passes)}", "least", "most"),
+        (f"median of {len(passes)}", "least", "most"),
         tuple((name, tuple(format(value, form) for value in values)) for name, values, form in rows),
         _facts(report),
     )
