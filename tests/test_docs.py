@@ -98,6 +98,13 @@ def test_numbers_of_the_headline_are_those_of_its_pages() -> None:
     assert facts
 
 
+def test_the_number_of_architectures_is_that_of_their_page() -> None:
+    [(all_of_them, served)] = re.findall(
+        r"Of (\d+) the paged engine serves (\d+)", (ROOT / "docs/architectures.md").read_text()
+    )
+    assert f"{served} of its {all_of_them} causal classes" in (ROOT / "README.md").read_text()
+
+
 # -- provenance --------------------------------------------------------------------------------------------------------
 
 RESULTS = sorted(each for each in (ROOT / "docs").rglob("*") if each.suffix in (".md", ".json"))
