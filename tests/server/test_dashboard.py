@@ -155,6 +155,8 @@ def test_in_a_browser(server: Running, tmp_path: Path) -> None:
                 eventually(lambda: page.evaluate(laid_out), f"the page is wider than {width} px", 60)  # noqa: B023
                 wide = "[...document.querySelectorAll('section')].filter(s => s.scrollWidth > s.clientWidth).length"
                 assert page.evaluate(wide) == 0, f"a card's content is wider than the card at {width} px"
+                gaps = page.evaluate(GAPS)
+                assert gaps == 0, f"cards leave room empty at {width} px"
                 picture = page.screenshot(tmp_path / f"page-{width}.png")
             assert brightness(picture) > 180
             require_dark(page, tmp_path)
@@ -162,6 +164,18 @@ def test_in_a_browser(server: Running, tmp_path: Path) -> None:
         stop.set()
         thread.join()
         server.client.delete(f"/v1/sessions/{named['session_id']}").raise_for_status()
+
+
+# Rows of cards whose cards end at different heights, or which end before the page's right edge.
+GAPS = """
+(() => {
+  const rows = Object.groupBy([...document.querySelectorAll('section')].filter(s => s.offsetHeight), s => s.offsetTop)
+  const edge = document.querySelector('main').getBoundingClientRect().right
+  const ends = row => row.map(card => card.getBoundingClientRect())
+  return Object.values(rows).map(ends).filter(row => row.some(card => Math.abs(card.bottom - row[0].bottom) > 1)
+    || Math.abs(row.at(-1).right - edge) > 1).length
+})()
+"""
 
 
 def require_dark(page: Page, tmp_path: Path) -> None:
