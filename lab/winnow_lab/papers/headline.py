@@ -29,6 +29,7 @@ from winnow.cli.main import Parser
 from winnow.config import DTYPES, EngineConfig
 from winnow.errors import ConfigError, WinnowError
 from winnow.eviction import find_preset
+from winnow.outputs import RequestOutput
 from winnow.sampling import SamplingParams
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.bench.answering import answer_all, fixed_length
@@ -228,9 +229,8 @@ def answers(options: Options, journal: CellJournal, until: float) -> None:
         wanted = {name: cell for name, cell in named.items() if name not in journal.rows}
         if not wanted:
             continue
-        with LLM(
-            **_engine(options, context, _BLOCK) | {"kv_memory": "1GiB", "check": 0} | options.engines[method]
-        ) as llm:
+        own = _engine(options, context, _BLOCK) | {"kv_memory": "1GiB", "check": 0}
+        with LLM(**own | options.engines[method]) as llm:
             for name, (kind, cell) in wanted.items():
                 prompts = prompts_of(options, llm, context, kind, asked)[first : first + _BLOCK]
                 journal.add(name, _scored(llm, prompts, cell.asked))
@@ -240,10 +240,14 @@ def answers(options: Options, journal: CellJournal, until: float) -> None:
 
 def _scored(llm: LLM, prompts: Sequence[TimedPrompt], own: Mapping[str, Any]) -> dict[str, Any]:
     asked = [SamplingParams(temperature=0.0, max_tokens=each.asked.max_tokens, **own) for each in prompts]
-    found = [each.outputs[0] for each in llm.generate([list(each.token_ids) for each in prompts], asked)]
-    scores = [judge(prompt.asked, each.text) for prompt, each in zip(prompts, found, strict=True)]
-    reached = statistics.fmean(each.eviction.compression if each.eviction else 1.0 for each in found)
-    return {"scores": [round(score, 4) for score in scores], "reached": reached}
+    found = llm.generate([list(each.token_ids) for each in prompts], asked)
+    scores = [judge(prompt.asked, each.outputs[0].text) for prompt, each in zip(prompts, found, strict=True)]
+    return {"scores": [round(score, 4) for score in scores], "reached": _reached(found)}
+
+
+def _reached(found: Sequence[RequestOutput]) -> float:
+    evictions = [each.outputs[0].eviction for each in found]
+    return statistics.fmean(each.compression if each else 1.0 for each in evictions)
 
 
 def speed(options: Options, journal: CellJournal, until: float) -> None:
@@ -273,10 +277,8 @@ def static_batch(llm: LLM, prompts: Sequence[TimedPrompt], options: Options, cel
     Raises:
         ConfigError: memory does not hold one prompt.
     """
-    eviction, longest = (
-        options.engines[cell.method].get("eviction", FULL),
-        max(len(p.token_ids) for p in prompts),
-    )
+    eviction = options.engines[cell.method].get("eviction", FULL)
+    longest = max(len(each.token_ids) for each in prompts)
     when = (find_preset(eviction).policy if isinstance(eviction, str) else eviction).when
     held = longest + options.new_tokens if when.never else longest
     if when.in_prefill:
@@ -300,17 +302,17 @@ def _timed(
     ]
     runs = [answer_all(llm, asked[first : first + size]) for first in range(0, len(asked), size)]
     batches = [step.outputs for run in runs for step in run.steps if step.outputs]
-    answers, seconds = [each for run in runs for each in run.answers], sum(run.seconds for run in runs)
+    outputs, seconds = [each for run in runs for each in run.outputs], sum(run.seconds for run in runs)
+    answered = [(prompt, each.outputs[0].token_ids) for prompt, each in zip(prompts, outputs, strict=True)]
     return {
         "seconds": seconds,
         "rounds": sum(run.parts["evict"] for run in runs) / seconds,
-        "tokens": sum(len(each.token_ids) for each in prompts) + sum(map(len, answers)),
+        "tokens": sum(len(each.token_ids) for each in prompts) + sum(len(answer) for _, answer in answered),
         "batch": statistics.fmean(batches),
         "most": max(batches),
+        "reached": _reached(outputs),
         "preemptions": sum(run.counted("num_preemptions") for run in runs),
-        "scores": [
-            prompt.score(answer, llm.tokenizer) for prompt, answer in zip(prompts, answers, strict=True)
-        ],
+        "scores": [prompt.score(answer, llm.tokenizer) for prompt, answer in answered],
     }
 
 
@@ -356,8 +358,9 @@ class Line:
     def lost(self) -> str | None:
         """Return the points lost against the full cache on the same prompts, with their error."""
         theirs = self.full.blocks if self.full else {}
-        both = (block for block in self.blocks if block in theirs)
-        return _lost([(self.blocks[block]["scores"], theirs[block]["scores"]) for block in both])
+        return _lost(
+            [(row["scores"], theirs[at]["scores"]) for at, row in self.blocks.items() if at in theirs]
+        )
 
     @property
     def lost_timed(self) -> str | None:
@@ -375,9 +378,8 @@ class Line:
     @property
     def gains(self) -> list[float]:
         """Over the full cache's run in the same round."""
-        return [
-            ours / full for ours, full in zip(self.rates, self.full.rates if self.full else (), strict=False)
-        ]
+        theirs = self.full.rates if self.full else []
+        return [ours / full for ours, full in zip(self.rates, theirs, strict=False)]
 
     @property
     def gain(self) -> float | None:
