@@ -164,8 +164,11 @@ class LLM(EngineClient):
         """Answer one conversation, or a list of them, with the model's chat template; otherwise as `generate`.
 
         Args:
-            add_generation_prompt, continue_final_message, tools: see `TemplateOptions`.
-            chat_template, chat_template_kwargs: its `template` and `variables`.
+            add_generation_prompt: see `TemplateOptions`.
+            continue_final_message: see there.
+            tools: see there.
+            chat_template: its `template`.
+            chat_template_kwargs: its `variables`.
         """
         self.driver.require_open()
         variables = chat_template_kwargs or {}
