@@ -5,7 +5,7 @@ import pkgutil
 import sys
 
 from winnow.errors import WinnowError
-from winnow.native import instruction_sets
+from winnow.process.native import instruction_sets
 
 EXTRAS = {
     *("fastapi", "starlette", "uvicorn", "pydantic", "prometheus_client", "python_multipart", "llguidance"),

@@ -44,7 +44,7 @@ const auto NO_GIL = nb::call_guard<nb::gil_scoped_release>();
 NB_MODULE(_native, m) {
   // An engine that lives until the interpreter ends takes its views of tensors along; they own nothing.
   nb::set_leak_warnings(false);
-  m.doc() = "CPU kernels of Winnow. All tensors are given by address; see src/winnow/native.py for the checked face.";
+  m.doc() = "CPU kernels of Winnow. All tensors are given by address; see src/winnow/process/native.py for the checked face.";
   bind_types(m);
 
   nb::class_<Kernels>(m, "Kernels")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from winnow import native
 from winnow.attention import AttentionBackend
+from winnow.process import native
 
 needs_extension = pytest.mark.skipif(not native.is_installed(), reason="needs the kernels: make setup")
 ISAS: list[str] = native.instruction_sets() if native.is_installed() else []

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from winnow import LLM, SamplingParams
-from winnow.chat import turn_end, warn_about_ends
+from winnow.prompt.chat import turn_end, warn_about_ends
 
 
 def test_an_answer_to_the_end_of_the_context_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

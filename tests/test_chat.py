@@ -8,11 +8,11 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from winnow import LLM, SamplingParams
-from winnow.chat import TemplateOptions, apply_template
 from winnow.errors import InvalidRequestError
-from winnow.messages import MarkedText, normalise_messages, take_images, text_length
 from winnow.models import DEMO_MODEL
 from winnow.models.model.tokens import load_tokenizer
+from winnow.prompt.chat import TemplateOptions, apply_template
+from winnow.prompt.messages import MarkedText, normalise_messages, take_images, text_length
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
 TEMPLATE = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from winnow import LLM, SamplingParams
-from winnow.metrics import score
+from winnow.batch.metrics import score
 
 PROMPTS = Path(__file__).parent.parent / "examples" / "demo" / "prompts.jsonl"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)

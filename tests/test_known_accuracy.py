@@ -3,7 +3,7 @@
 import pytest
 
 from winnow.cli.flags.engine import open_llm
-from winnow.known_accuracy import FILE, PAGE, known_accuracy, lost_tasks, record, share_range
+from winnow.cli.known_accuracy import FILE, PAGE, known_accuracy, lost_tasks, record, share_range
 from winnow_lab.real.known import ROOT, page, rows, text
 
 SMOL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from winnow import LLM, SamplingParams
-from winnow.chat import apply_template
 from winnow.errors import InvalidRequestError
 from winnow.eviction import EqualHeads, EvictionPolicy, Keep, When, Window
+from winnow.prompt.chat import apply_template
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 from winnow import EngineArgs, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from winnow.config import PARTS, EngineConfig
 from winnow.errors import ConfigError, InvalidRequestError, UsageError, WinnowError
-from winnow.prompts import TokensPrompt
+from winnow.prompt.prompts import TokensPrompt
 from winnow.server.config import ServerConfig
 from winnow.values.foreign_names import ANY, ForeignName, translate
 from winnow.vllm import names as vllm

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from winnow.chat import PLAIN
 from winnow.openai.answers import AnswerReader
 from winnow.openai.request import CompletionRequest
 from winnow.openai.response import ChunkStream, ResponseForm, fold
 from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from winnow.prompt.chat import PLAIN
 from winnow.sampling import SamplingParams
 
 

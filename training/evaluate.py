@@ -13,8 +13,8 @@ import corpus
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from winnow.metrics import score
 from winnow_lab.evaluate.demo_tasks import CATEGORIES, DemoSample, Haystack, make_sample
+from winnow_lab.evaluate.metrics import score
 
 # Tokens that may follow beyond the length of the right answer: a wrong answer must not be cut to the right one.
 ANSWER_ROOM = 8

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from winnow import LLM, SamplingParams
-from winnow.metrics import score
+from winnow.batch.metrics import score
 
 COMPRESSION = 8.0
 PROMPTS = Path(__file__).with_name("prompts.jsonl")

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from winnow.lazy import lazy_exports
+from winnow.process.lazy import lazy_exports
 from winnow.version import __version__ as __version__
 from winnow.vllm.modules import VllmModules, absent
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
     from winnow.outputs import CompletionOutput, RequestOutput
-    from winnow.prompts import Document, PromptType, TextPrompt, TokensPrompt
+    from winnow.prompt.prompts import Document, PromptType, TextPrompt, TokensPrompt
     from winnow.sampling import SamplingParams
     from winnow.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
     from winnow_vllm import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
@@ -24,7 +24,7 @@ __all__ = [
 _HOMES = {
     "winnow.llm": ["LLM"],
     "winnow.outputs": ["CompletionOutput", "RequestOutput"],
-    "winnow.prompts": ["Document", "PromptType", "TextPrompt", "TokensPrompt"],
+    "winnow.prompt.prompts": ["Document", "PromptType", "TextPrompt", "TokensPrompt"],
     "winnow.sampling.params": ["SamplingParams"],
     "winnow.sampling.structured": ["GuidedDecodingParams", "StructuredOutputsParams"],
     "winnow_vllm": ["AsyncEngineArgs", "AsyncLLMEngine", "EngineArgs", "LLMEngine"],

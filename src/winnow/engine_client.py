@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from winnow.cache.accounting.prefix_chain import PrefixEvent
-from winnow.chat import PLAIN, TemplateOptions, TokenizedPrompt, Tokenizer, warn_about_ends
 from winnow.engine.counters import Occupancy
 from winnow.engine.driver import EngineDriver
 from winnow.engine.engine import Engine
@@ -15,11 +14,12 @@ from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import InvalidRequestError
 from winnow.media import MediaLoader
-from winnow.messages import Message
 from winnow.models import PlainModel
 from winnow.models.model.backend_tokenizer import full_tokenizer
 from winnow.outputs import AgreementRecord, EngineStats, RequestOutput, SessionStats
-from winnow.prompts import Prompt, PromptTokenizer
+from winnow.prompt.chat import PLAIN, TemplateOptions, TokenizedPrompt, Tokenizer, warn_about_ends
+from winnow.prompt.messages import Message
+from winnow.prompt.prompts import Prompt, PromptTokenizer
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import RequestOutputKind
 from winnow.values.session_request import SessionRequest

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import get_num_threads
 
-from winnow.cache.memory import release_cached
-from winnow.chat import TemplateOptions, TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.config.model import PAGED
 from winnow.engine.driver import EngineDriver, Mailbox, OutputStream
@@ -22,17 +20,18 @@ from winnow.errors import ClosedError, ConfigError, InvalidRequestError
 from winnow.eviction import EvictionPolicy, resolve_policy
 from winnow.executor.build import build_engine, load_ranks, open_team, with_device_memory, with_fewer_bytes
 from winnow.executor.rank_team import RankTeam
-from winnow.extras import GET_THE_LAB, require_plugin
 from winnow.media import MediaLoader
-from winnow.messages import Message
 from winnow.models import LoadedModel, PlainModel
-from winnow.models.model.memory import stored_kind, weight_bytes
+from winnow.models.model.memory import release_cached, stored_kind, weight_bytes
 from winnow.outputs import RequestOutput
+from winnow.process.extras import GET_THE_LAB, require_plugin
 from winnow.process.fork import require_usable_torch
 from winnow.process.progress import is_shown, progress_bar
 from winnow.process.resources import resident_bytes
 from winnow.process.threads import TeamWait, release_team, set_threads
-from winnow.prompts import Prompt, list_conversations, list_prompts
+from winnow.prompt.chat import TemplateOptions, TokenizedPrompt
+from winnow.prompt.messages import Message
+from winnow.prompt.prompts import Prompt, list_conversations, list_prompts
 from winnow.sampling import SamplingParams
 from winnow.values.foreign_names import accept_arguments
 from winnow.values.reuse import ANYWHERE

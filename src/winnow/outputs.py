@@ -3,12 +3,11 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.errors import RequestFailedError
-from winnow.sampling import Logprob
+from winnow.values.disk_stats import DiskTierStats
 from winnow.values.images import PromptImage
-
-LogprobDict = dict[int, Logprob]
+from winnow.values.logprob import LogprobDict
+from winnow.values.tier_traffic import TierTraffic
 
 
 @dataclass(frozen=True)
@@ -241,29 +240,6 @@ class AgreementRecord:
     def backs_off(self) -> bool:
         """Whether too few tokens agree for `compression=auto` to continue: one other word changes all that follows."""
         return self.checked >= self.LEAST_CHECKED and self.agreed < self.LEAST_SHARE * self.tokens
-
-
-@dataclass
-class DiskTierStats:
-    """Statistics of prefixes on disk (`prefix_cache_dir`); counters run from the engine's start."""
-
-    bytes_used: int = 0
-    """Bytes of all files in the folder, other models' and processes' too."""
-    bytes_budget: int = 0
-    num_files: int = 0
-    """Files of this model and cache."""
-    loaded_tokens: int = 0
-    """Tokens whose KVs came from disk."""
-    bytes_read: int = 0
-    read_seconds: float = 0.0
-    bytes_written: int = 0
-    num_dropped: int = 0
-    num_damaged: int = 0
-    """Files that could not be read, or were not what was written."""
-    num_foreign: int = 0
-    """Files of other models, caches or keys."""
-    is_writing: bool = True
-    """False: the disk refused a file, and none is written for a while."""
 
 
 @dataclass(frozen=True)

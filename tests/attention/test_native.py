@@ -11,7 +11,6 @@ from tests.attention.paged import PagedBatch, contents_of, paged_batch, with_cod
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
-from winnow import native  # noqa: E402
 from winnow.attention import (  # noqa: E402
     AttentionObserver,
     AttentionSpec,
@@ -27,6 +26,7 @@ from winnow.cache import KVPool  # noqa: E402
 from winnow.cache.codec import PlainCodec  # noqa: E402
 from winnow.cache.layout import PAGE_ENTRIES  # noqa: E402
 from winnow.errors import ConfigError  # noqa: E402
+from winnow.process import native  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from winnow.attention import AttentionObserver, AttentionSpec, ReferenceBackend, Smoothing, Term
 from winnow.attention.interface import AttentionBackend
 from winnow.cache.codec import make_codec
-from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.values.kv_dtype import KVDtype
+from winnow.values.tier_traffic import TierTraffic
 
 pytestmark = pytest.mark.cpu
 

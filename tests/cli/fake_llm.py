@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from winnow.chat import TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.errors import CapacityError, ContextLengthError
 from winnow.llm import LLM
 from winnow.outputs import AgreementRecord, CompletionOutput, EngineStats, RequestMetrics, RequestOutput
+from winnow.prompt.chat import TokenizedPrompt
 from winnow.sampling import Logprob, SamplingParams
 
 CONTEXT = 200

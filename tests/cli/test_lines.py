@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from winnow.batch.lines import BadLine, Job, parse_line
 from winnow.batch.reader import RawLine
-from winnow.messages import MarkedText
 from winnow.openai.request import Endpoint
+from winnow.prompt.messages import MarkedText
 from winnow.sampling import SamplingParams
 
 

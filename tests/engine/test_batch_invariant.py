@@ -9,7 +9,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
 from winnow.errors import ConfigError
-from winnow.native import is_installed
+from winnow.process.native import is_installed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=0, detokenize=False)
 OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "block_size": 4, "threads": 1, "enable_prefix_caching": False}

@@ -21,11 +21,11 @@ from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.errors import ConfigError
-from winnow.outputs import DiskTierStats
 from winnow.storage import folders
 from winnow.storage.folders import open_folder
 from winnow.storage.prefix_files import DiskPart, PrefixFiles, run_key
 from winnow.storage.prefix_format import PrefixFormat
+from winnow.values.disk_stats import DiskTierStats
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 KVZIP: dict[str, Any] = {"eviction": "kvzip", "compression": 4.0, "kv_floor": 1, "prefill_chunk": 32}
@@ -269,7 +269,7 @@ def test_others_are_served_while_a_prefix_is_read(
 
 
 def test_urls_need_a_plugin(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnow.extras.entry_points", lambda **_: ())
+    monkeypatch.setattr("winnow.process.extras.entry_points", lambda **_: ())
     with pytest.raises(ConfigError, match="a s3 URL needs winnow-stores: in a checkout"):
         open_llm(directory, "s3://bucket/prefixes")
 

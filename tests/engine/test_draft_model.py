@@ -103,7 +103,7 @@ def test_other_vocabularies_and_states_are_refused(target: Path, tmp_path: Path)
 
 def test_options(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_speculative({"method": "deepseek_mtp"}).method == "mtp"  # type: ignore[union-attr]
-    monkeypatch.setattr("winnow.extras.entry_points", lambda **_: ())
+    monkeypatch.setattr("winnow.process.extras.entry_points", lambda **_: ())
     with pytest.raises(ConfigError, match="method mtp needs winnow-drafts: in a checkout"):
         LLM(target, speculative_config={"method": "mtp"}, **OPTIONS)
     assert parse_speculative({"model": "x", "num_speculative_tokens": 2}).method == "draft_model"  # type: ignore[union-attr]

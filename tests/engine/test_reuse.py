@@ -17,8 +17,8 @@ from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.models.bind.rotation import ModelRotation
 from winnow.openai.tools import read_template_options
-from winnow.outputs import LogprobDict
-from winnow.prompts import list_prompts
+from winnow.prompt.prompts import list_prompts
+from winnow.values.logprob import LogprobDict
 from winnow.values.reuse import LIBRARY, LIBRARY_FOLDER
 
 SIZE = 40

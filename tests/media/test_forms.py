@@ -8,9 +8,9 @@ from winnow.anthropic.request import chat_body
 from winnow.batch.lines import BadLine, parse_line
 from winnow.batch.reader import RawLine
 from winnow.errors import WinnowError
-from winnow.messages import take_images
 from winnow.openai import responses
 from winnow.openai.request import Endpoint, read_body
+from winnow.prompt.messages import take_images
 from winnow.values.json_values import dump_json
 
 A, B = "data:image/png;base64,AAAA", "https://images.test/b.png"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from winnow.metrics import exact_match, rouge_l
+from winnow.batch.metrics import exact_match, rouge_l
 
 
 @pytest.mark.parametrize("prediction", ["Tom, Paris", "  tom,  PARIS\n"])

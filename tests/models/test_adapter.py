@@ -16,7 +16,7 @@ from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model, load_plain_model, pack_model
 from winnow.models.load.hub import locate_adapter
-from winnow.report.fingerprint import model_digest
+from winnow.process.digest import model_digest
 from winnow_lab.peers.to_gguf import in_llama_cpp_order, tensor_name
 
 peft = pytest.importorskip("peft")

@@ -18,7 +18,7 @@ from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import DEMO_MODEL, load_model, load_plain_model
 from winnow.models.model.damage import loading
-from winnow.native import is_installed
+from winnow.process.native import is_installed
 
 Damage = Callable[[Path], None]
 WEIGHTS = "model.safetensors"

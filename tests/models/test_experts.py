@@ -22,7 +22,7 @@ from winnow.models import load_model
 from winnow.models.fast.packed_linear import linear_maker
 from winnow.models.model.blocks import BlockWeights
 from winnow.models.model.experts import GroupedExperts, is_experts
-from winnow.native import native_kernels
+from winnow.process.native import native_kernels
 
 _MOE = _COMMON | {"num_hidden_layers": 2}
 CONFIGS: dict[str, PretrainedConfig] = {

@@ -23,7 +23,7 @@ from winnow.models.load import automatic
 from winnow.models.load.automatic import settle_formats
 from winnow.models.load.gguf.file import GgufFile
 from winnow.models.model.experts import GroupedExperts
-from winnow.report.fingerprint import model_digest
+from winnow.process.digest import model_digest
 from winnow_lab.cli.plan import DeviceOptions, deployments
 
 pytest.importorskip("gguf")
@@ -235,7 +235,7 @@ def test_auto_is_the_fastest_format_that_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With each instruction set that runs here, within a tenth, of the formats that keep a file's bytes."""
-    native = pytest.importorskip("winnow.native")
+    native = pytest.importorskip("winnow.process.native")
     monkeypatch.setattr(automatic, "SMALL", 0)
     rates = json.loads(automatic.MEASURED.read_text())["rates"]
     save_gguf(tmp_path / "blocks", tiny_llama(), "Q8_0")

@@ -11,9 +11,9 @@ from tokenizer_kinds import EOS, UNKNOWN, byte_level
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from winnow.chat import TemplateOptions, apply_template
 from winnow.errors import InvalidRequestError
 from winnow.models.load.automatic import open_published
+from winnow.prompt.chat import TemplateOptions, apply_template
 
 pytest.importorskip("gguf")
 from gguf import GGUFWriter

@@ -14,8 +14,8 @@ from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models.load import hub as places
 from winnow.models.load.hub import locate_model
+from winnow.process.digest import model_digest
 from winnow.process.progress import listening
-from winnow.report.fingerprint import model_digest
 
 pytest.importorskip("gguf")
 from tiny_gguf import in_parts, save_gguf, tiny_llama

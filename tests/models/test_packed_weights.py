@@ -30,7 +30,7 @@ from winnow.models.fast.packed_linear import (
 )
 from winnow.models.load.loader import load_model
 from winnow.models.model.memory import is_file_backed, release_pages, trim_heap
-from winnow.native import native_kernels
+from winnow.process.native import native_kernels
 
 pytestmark = pytest.mark.cpu
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from winnow.errors import UnsupportedModelError
-from winnow.report.fingerprint import differences, fingerprint, model_digest
+from winnow.process.digest import model_digest
+from winnow.report.fingerprint import differences, fingerprint
 
 
 def test_the_model_is_known_by_its_files(tmp_path: Path, model_dir: Path) -> None:

@@ -21,9 +21,9 @@ from winnow import LLM, SamplingParams
 from winnow.anthropic.context import CLEARED, edited
 from winnow.anthropic.request import chat_body
 from winnow.errors import CapacityError
-from winnow.messages import normalise_messages
 from winnow.openai.answers import AnswerReader
 from winnow.openai.tools import CallRule
+from winnow.prompt.messages import normalise_messages
 from winnow.sampling import TextStream
 from winnow.sampling.params import ReasoningMarks
 from winnow.server import http as server_http

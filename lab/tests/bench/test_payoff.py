@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from winnow.chat import apply_template
 from winnow.models import DEMO_MODEL
+from winnow.prompt.chat import apply_template
 from winnow_lab.checkout import ROOT
 
 PEERS = ROOT / "lab/winnow_lab/peers"

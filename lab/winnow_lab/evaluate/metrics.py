@@ -6,10 +6,10 @@ from difflib import SequenceMatcher
 from types import MappingProxyType
 from typing import Any
 
-from winnow import metrics
+from winnow.batch import metrics
+from winnow.batch.metrics import PairScore, Score, best_of, plain_text, token_f1
 from winnow.errors import EvaluationError
-from winnow.extras import install_hint
-from winnow.metrics import PairScore, Score, best_of, plain_text, token_f1
+from winnow.process.extras import install_hint
 
 _GSM8K_STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _GSM8K_FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from winnow.chat import tail_tokens
 from winnow.errors import EvaluationError
+from winnow.prompt.chat import tail_tokens
 from winnow.values.checks import check_choice
 from winnow_lab.evaluate.sample import Question, Sample
 

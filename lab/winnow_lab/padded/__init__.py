@@ -8,7 +8,7 @@ Language Models via Dynamic Re-batching".
 
 from typing import TYPE_CHECKING
 
-from winnow.lazy import lazy_exports
+from winnow.process.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from winnow_lab.padded.build import build_padded_engine

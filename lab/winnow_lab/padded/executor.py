@@ -11,8 +11,8 @@ from winnow.engine.engine import Sampled
 from winnow.engine.plan import StepResult
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.queue import WaitingQueue
-from winnow.outputs import LogprobDict
 from winnow.sampling import SamplingParams
+from winnow.values.logprob import LogprobDict
 from winnow_lab.padded.background import Background, Underway
 from winnow_lab.padded.batch_state import BatchState
 from winnow_lab.padded.cache import Shape

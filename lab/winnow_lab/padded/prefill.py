@@ -11,9 +11,9 @@ from torch import Tensor
 from winnow.engine.requests.request import Sequence
 from winnow.errors import UnsupportedModelError
 from winnow.models.model.damage import first_line
-from winnow.outputs import LogprobDict
 from winnow.sampling import prompt_logprobs
 from winnow.sampling.rows import Fault, sound_rows
+from winnow.values.logprob import LogprobDict
 from winnow_lab.padded.cache import KVShape, PaddedCache, Shape
 from winnow_lab.padded.model import PaddedModel, span_mask
 from winnow_lab.padded.stats import Counters

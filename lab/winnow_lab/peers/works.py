@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from winnow.models.load.automatic import open_published
-from winnow.report.fingerprint import model_digest
+from winnow.process.digest import model_digest
 from winnow_lab.bench.presets import PRESETS, LlamaShape, Workload, model_cache
 from winnow_lab.evaluate.demo_tasks import Haystack
 from winnow_lab.evaluate.metrics import score

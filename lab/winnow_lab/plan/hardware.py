@@ -143,7 +143,7 @@ def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
 
     from winnow.config import ModelConfig
     from winnow.models.model.blocks import BlockWeights
-    from winnow.native import native_kernels
+    from winnow.process.native import native_kernels
 
     plain = torch.nn.Linear(_FEATURES, _FEATURES, bias=False, dtype=dtype)
     layer: torch.nn.Module = plain

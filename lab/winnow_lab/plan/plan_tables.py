@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from winnow.cli.known_accuracy import KnownAccuracy, known_accuracy
 from winnow.config import EvictionConfig
 from winnow.errors import CapacityError
 from winnow.eviction import resolve_policy
-from winnow.known_accuracy import KnownAccuracy, known_accuracy
 from winnow.values.units import format_bytes
 from winnow_lab.plan.deployment import Deployment, Performance
 from winnow_lab.plan.occupancy import Request

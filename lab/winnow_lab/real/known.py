@@ -2,8 +2,8 @@
 
     python -m winnow_lab.real.known
 
-writes src/winnow/known_accuracy.json and docs/results/known.md from docs/results. To add rows, copy the results.json of
-`winnow eval TASK ... -o DIR` to docs/results/known_NAME.json and run it again.
+writes src/winnow/cli/known_accuracy.json and docs/results/known.md from docs/results. To add rows, copy the
+results.json of `winnow eval TASK ... -o DIR` to docs/results/known_NAME.json and run it again.
 """
 
 import json
@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from winnow.cli.known_accuracy import DEMO, FILE, PAGE
 from winnow.eviction import PRESETS
-from winnow.known_accuracy import DEMO, FILE, PAGE
 from winnow.report.provenance import device_name
 from winnow_lab.checkout import ROOT
 from winnow_lab.evaluate.cell import FULL_CELL

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from winnow.errors import WinnowError
-from winnow.extras import install_hint
+from winnow.process.extras import install_hint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

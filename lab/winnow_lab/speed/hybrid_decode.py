@@ -27,7 +27,7 @@ from transformers import (
 
 from winnow import LLM
 from winnow.models.fast.fused.kernels import LayerKernels
-from winnow.native import Kernels, instruction_sets
+from winnow.process.native import Kernels, instruction_sets
 from winnow_lab.bench.answering import fixed_length
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, run_study

@@ -20,7 +20,7 @@ from torch import Tensor
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.packed_linear import PackedLinear, linear_of
 from winnow.models.model.blocks import quantize
-from winnow.native import native_kernels
+from winnow.process.native import native_kernels
 from winnow_lab.bench.limits import Limits, interleave
 from winnow_lab.bench.presets import PRESETS
 from winnow_lab.report.tables import TextTable

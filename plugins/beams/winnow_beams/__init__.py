@@ -10,7 +10,7 @@ from typing import NamedTuple
 from winnow.engine_client import EngineClient
 from winnow.errors import CapacityError, InvalidRequestError
 from winnow.outputs import CompletionOutput
-from winnow.prompts import Prompt
+from winnow.prompt.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import MAX_LOGPROBS
 from winnow.values.checks import check_integer, require

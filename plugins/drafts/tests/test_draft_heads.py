@@ -130,7 +130,7 @@ def save(folder: Path, name: str) -> Path:
 def joined() -> Iterator[None]:
     """The plug-in is found, whether or not it is installed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("winnow.extras.find_plugin", lambda group: open_drafts)
+        patch.setattr("winnow.process.extras.find_plugin", lambda group: open_drafts)
         yield
 
 

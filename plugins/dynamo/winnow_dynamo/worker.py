@@ -22,13 +22,13 @@ from dynamo.common.constants import DisaggregationMode
 from dynamo.common.utils.token_ids import normalize_request_token_ids
 
 from winnow.cache.accounting.prefix_chain import PrefixEvent, PrefixStored
-from winnow.chat import TokenizedPrompt
 from winnow.cli.flags.engine import add_engine_flags, engine_options
 from winnow.cli.flags.options import add_model_argument
 from winnow.cli.main import Parser
 from winnow.errors import ConfigError
 from winnow.llm import LLM
 from winnow.models import DEMO_MODEL
+from winnow.prompt.chat import TokenizedPrompt
 from winnow.sampling import SamplingParams
 from winnow.server.async_engine import AsyncEngine
 from winnow.server.request_stream import RequestStream

@@ -285,7 +285,7 @@ def test_what_a_form_needs(
 
 @pytest.mark.cpu
 def test_a_form_without_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnow.extras.entry_points", lambda **_: ())
+    monkeypatch.setattr("winnow.process.extras.entry_points", lambda **_: ())
     with pytest.raises(ConfigError, match="int4 on cuda needs winnow-humming: in a checkout"):
         checkpoint._narrow_weights(ModelConfig(weight_dtype="int4"), CUDA, torch.bfloat16)
 

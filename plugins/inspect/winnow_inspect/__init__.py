@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from winnow.lazy import lazy_exports
+from winnow.process.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from winnow_inspect.inspection import Inspection, KeptTokens, Token, read_tokens

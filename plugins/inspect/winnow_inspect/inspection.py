@@ -12,9 +12,9 @@ from winnow.errors import InvalidRequestError
 from winnow.eviction import ResolvedPolicy
 from winnow.eviction.describe import brief_policy
 from winnow.llm import LLM
-from winnow.messages import Message
 from winnow.outputs import EvictionReport, RequestOutput
-from winnow.prompts import Prompt, PromptTokenizer, is_conversation
+from winnow.prompt.messages import Message
+from winnow.prompt.prompts import Prompt, PromptTokenizer, is_conversation
 from winnow.sampling import SamplingParams, TextStream
 from winnow.values.units import format_bytes
 from winnow_inspect.page import Held, Picture, render

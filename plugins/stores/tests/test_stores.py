@@ -23,7 +23,7 @@ from winnow.storage.folders import open_folder
 @pytest.fixture(autouse=True)
 def joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plug-in is found, whether or not it is installed."""
-    monkeypatch.setattr("winnow.extras.find_plugin", lambda group: winnow_stores.open_remote)
+    monkeypatch.setattr("winnow.process.extras.find_plugin", lambda group: winnow_stores.open_remote)
 
 
 class RedisServer:

@@ -16,7 +16,7 @@ from winnow.config import PARTS
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.llm import LLM
 from winnow.outputs import RequestOutput
-from winnow.prompts import Prompt
+from winnow.prompt.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow.server.async_engine import AsyncEngine
 from winnow.values.foreign_names import accept_arguments, accept_fields

@@ -7,9 +7,9 @@ from hashlib import sha256
 from typing import Any, NoReturn
 
 from winnow.anthropic.messages import PATH
-from winnow.messages import call_arguments
 from winnow.openai.errors import invalid, unsupported
 from winnow.openai.request import append_turn
+from winnow.prompt.messages import call_arguments
 from winnow.values.json_values import json_kind
 
 Record = dict[str, Any]

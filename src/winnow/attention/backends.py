@@ -11,8 +11,8 @@ from winnow.attention.interface import AttentionBackend
 from winnow.attention.reference import ReferenceBackend
 from winnow.cache import CacheLayout
 from winnow.errors import ConfigError
-from winnow.extras import install_hint
-from winnow.native import native_kernels
+from winnow.process.extras import install_hint
+from winnow.process.native import native_kernels
 
 
 class BackendKind(NamedTuple):

@@ -19,8 +19,8 @@ from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
 from winnow.cache.layout import ceil_div
 from winnow.cache.pool import KindPool
-from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.cache.tiers.value_store import ValueStore
+from winnow.values.tier_traffic import TierTraffic
 
 TEMPORARY = 2**24
 """Elements of the largest temporary: 64 MiB of float32."""

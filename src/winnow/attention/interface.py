@@ -7,11 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from winnow import native
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import AttentionSpec, Spans
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.tiers.value_store import TierTraffic, ValueStore
+from winnow.process import native
 
 
 @dataclass(frozen=True)

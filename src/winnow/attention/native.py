@@ -5,7 +5,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from winnow import native
 from winnow.attention.interface import (
     AttentionBackend,
     AttentionSpec,
@@ -25,6 +24,7 @@ from winnow.cache.layout import PAGE_ENTRIES
 from winnow.cache.pool import KindPool
 from winnow.cache.wide import WideWindow
 from winnow.errors import ConfigError
+from winnow.process import native
 from winnow.values.value_tier import ValueTier
 
 

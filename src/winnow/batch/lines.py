@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from winnow.batch.reader import MAX_LINE_BYTES, RawLine
-from winnow.messages import MarkedText
 from winnow.openai.errors import ApiError, invalid
 from winnow.openai.parameters import sampling_from_fields
 from winnow.openai.request import (
@@ -21,7 +20,8 @@ from winnow.openai.request import (
     read_prompt,
     take_text,
 )
-from winnow.prompts import Prompt
+from winnow.prompt.messages import MarkedText
+from winnow.prompt.prompts import Prompt
 from winnow.values.json_values import json_kind, parse_strict
 from winnow.values.units import format_bytes
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job
-from winnow.metrics import score
+from winnow.batch.metrics import score
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import ApiError
 from winnow.openai.logprobs import cumulative_logprob, finite_logprob, ranked
 from winnow.openai.response import ResponseForm, cached_tokens, completion_object, usage_object
-from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
-from winnow.sampling import Logprob
+from winnow.outputs import CompletionOutput, RequestOutput
 from winnow.values.json_values import dump_json
+from winnow.values.logprob import Logprob, LogprobDict
 
 Record = dict[str, Any]
 

@@ -14,7 +14,7 @@ from winnow.cache.codec import PairCodec, codec_of, make_codec
 from winnow.cache.layout import CacheLayout
 from winnow.cache.row_groups import BlockCount, BlockKind, RowGroup
 from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
-from winnow.lazy import lazy_exports
+from winnow.process.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from winnow.cache.paged import BlockTables, LocalCache, PagedCache

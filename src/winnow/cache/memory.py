@@ -65,12 +65,6 @@ def require_host_memory(kv_offloading_size: int, device: torch.device | str, kv_
         )
 
 
-def release_cached(device: torch.device) -> None:
-    """Give a GPU back what torch keeps of freed memory; nothing on other devices."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def _device_memory(device: torch.device) -> HostMemory | None:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

@@ -12,8 +12,8 @@ from winnow.cache.layout import CacheLayout
 from winnow.cache.memory import empty_in_large_pages
 from winnow.cache.row_groups import BlockCount, BlockKind
 from winnow.cache.tiers.copies_in_flight import CopiesInFlight
-from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.cache.tiers.value_store import ValueStore
+from winnow.values.tier_traffic import TierTraffic
 
 
 class KindPool:

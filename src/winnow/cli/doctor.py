@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, requires
 
-from winnow import native
+from winnow.process import native
 from winnow.process.resources import available_cpus, host_memory
 from winnow.report.provenance import Machine, commit
 from winnow.values.units import format_bytes

@@ -4,18 +4,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.cli.flags.engine import add_engine_flags, engine_options, open_llm, usual_model
 from winnow.cli.prompt import read_prompt
 from winnow.config import PREFIX_DISK, EvictionConfig
 from winnow.errors import UsageError
 from winnow.sampling import SamplingParams
 from winnow.storage.folders import SavedDirectory
-from winnow.storage.prefix_format import read_header
 from winnow.values.reuse import DOCUMENTS, LIBRARY, LIBRARY_FOLDER
 from winnow.values.units import format_bytes
 
@@ -78,7 +75,7 @@ def execute(namespace: argparse.Namespace) -> int:
     else:
         options |= {"prefix_cache_dir": out, "prefix_cache_disk": _NO_LIMIT, "reuse": DOCUMENTS}
     with open_llm(usual_model(namespace, options, or_demo=True)) as llm:
-        from winnow.chat import document_tokens
+        from winnow.prompt.chat import document_tokens
 
         if llm.tokenizer is None:
             model = options.get("model")
@@ -112,17 +109,12 @@ def _compress(llm: "LLM", every: Sequence[list[int]], head: int, folder: Path) -
     """Save what eviction leaves of prompts, their first `head` tokens whole."""
     out = folder / LIBRARY_FOLDER
     out.mkdir(parents=True, exist_ok=True)
-    saved = SavedDirectory(out)
-    known = {read_header(partial(saved.read, name)).get("document") for name in saved.listing()}
     params = SamplingParams(protect=((0, head),) if head else ())
     new, whole, nbytes = 0, 0, 0
-    for token_ids in every:
-        chain = PrefixChain(LIBRARY, llm.config.cache.block_size)
-        chain.extend(token_ids)
-        if chain.document_key(token_ids).hex() not in known:
-            nbytes += llm.save_prefix(token_ids, out, params, tenant=LIBRARY).stat().st_size
-            new, whole = new + 1, whole + llm.kv_bytes(len(token_ids))
-            print(f"winnow: {new} compressed", end="\r", file=sys.stderr)
+    for token_ids in SavedDirectory(out).unsaved(every, LIBRARY, llm.config.cache.block_size):
+        nbytes += llm.save_prefix(token_ids, out, params, tenant=LIBRARY).stat().st_size
+        new, whole = new + 1, whole + llm.kv_bytes(len(token_ids))
+        print(f"winnow: {new} compressed", end="\r", file=sys.stderr)
     print(
         f"{folder}: {new} of {len(every)} texts compressed, {format_bytes(nbytes)} of {format_bytes(whole)} in {out}"
     )

@@ -24,7 +24,7 @@ from winnow.cli.flags.llama_cpp_flags import llama_cpp_hint
 from winnow.cli.flags.options import merge_model, rare_flags
 from winnow.cli.screen.terminal import named_standard_output, occupy_standard_streams, silence
 from winnow.errors import UsageError, WinnowError, known_names, nearest_name
-from winnow.extras import GET_THE_LAB, install_plugin
+from winnow.process.extras import GET_THE_LAB, install_plugin
 from winnow.version import __version__
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from winnow.cli.known_accuracy import PAGE, record, share_range
 from winnow.errors import UsageError, known_names
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import PARTS, brief_policy, full_preset
-from winnow.known_accuracy import PAGE, record, share_range
 
 KNOWN_MODEL = "SmolLM2-135M-Instruct"
 NOTES: Mapping[str, tuple[str, str, str]] = {

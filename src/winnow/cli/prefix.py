@@ -58,7 +58,7 @@ def execute(namespace: argparse.Namespace) -> int:
             raise UsageError(
                 f"model: {options.get('model')} has no tokenizer, and DOC cannot be read without one"
             )
-        from winnow.chat import document_tokens
+        from winnow.prompt.chat import document_tokens
 
         token_ids = document_tokens(llm.tokenizer, text, chat=namespace.chat)
         if not token_ids:

@@ -13,8 +13,8 @@ from typing import Any
 from winnow.cli.flags import engine
 from winnow.cli.flags.options import add_flags, add_model_argument, given
 from winnow.errors import UsageError
-from winnow.extras import install_hint, require_plugin
-from winnow.lazy import importing
+from winnow.process.extras import install_hint, require_plugin
+from winnow.process.lazy import importing
 from winnow.report.provenance import Machine
 from winnow.server.access import Keys
 from winnow.server.config import ServerConfig

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 
-from winnow.chat import Tokenizer, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
@@ -13,6 +12,7 @@ from winnow.engine.scheduling.drafts import DraftSource
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.eviction import Instruction, Replay
+from winnow.prompt.chat import Tokenizer, apply_template
 
 
 def assemble(
@@ -25,22 +25,11 @@ def assemble(
 ) -> Engine:
     """Set up memory, scheduler and admission; a row of the executor's cache stands for `rows` of the model."""
     most = config.eviction.max_round_kvs
+    round_kvs = None if most is None else max(most // rows, 1)
     memory = Memory(executor, clock, config.scheduler, config.cache, model.prefix_format, rows)
-    scheduler = Scheduler(
-        config.scheduler,
-        executor,
-        clock,
-        memory,
-        max_round_kvs=None if most is None else max(most // rows, 1),
-        draft_source=draft_source,
-    )
-    admission = Admission(
-        memory,
-        scheduler.accounts,
-        config,
-        model,
-        (lambda *_: Instruction()) if model.tokenizer is None else Instructor(model.tokenizer),
-    )
+    scheduler = Scheduler(config.scheduler, executor, clock, memory, round_kvs, draft_source)
+    instruct = (lambda *_: Instruction()) if model.tokenizer is None else Instructor(model.tokenizer)
+    admission = Admission(memory, scheduler.accounts, config, model, instruct)
     return Engine(executor, scheduler, admission, model, config, clock)
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from winnow.cache import CacheLayout, Ledger
-from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.engine.executor import Executor
 from winnow.engine.requests.request import ReplayTally, Sequence
 from winnow.engine.requests.request_table import RequestTable
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.outputs import EngineStats, EvictionReport, ValueTierStats
+from winnow.values.tier_traffic import TierTraffic
 
 _PARTS = ("schedule", "execute", "output", "prefill", "decode")
 

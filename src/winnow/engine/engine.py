@@ -21,8 +21,9 @@ from winnow.engine.requests.request_table import FinishReason, RequestTable
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.errors import RequestFailedError, describe_error
-from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
+from winnow.outputs import EngineStats, EvictionReport, RequestOutput
 from winnow.sampling import SamplingParams
+from winnow.values.logprob import LogprobDict
 from winnow.values.reuse import EXACT
 
 
@@ -139,12 +140,8 @@ class Engine:
         if not self.has_check:
             return False
         index, requests = self.scheduler.ledger.prefixes, self.requests
-        before = (
-            requests.prompt_tokens,
-            requests.generated_tokens,
-            index.num_asked_tokens,
-            index.num_hit_tokens,
-        )
+        tokens = requests.prompt_tokens, requests.generated_tokens
+        found = index.num_asked_tokens, index.num_hit_tokens
         self._counters, self._check_counters = self._check_counters, self._counters
         try:
             if self._checked is None:
@@ -161,8 +158,8 @@ class Engine:
             self._drop_check(again=False)
         finally:
             self._counters, self._check_counters = self._check_counters, self._counters
-            requests.prompt_tokens, requests.generated_tokens = before[:2]
-            index.num_asked_tokens, index.num_hit_tokens = before[2:]
+            requests.prompt_tokens, requests.generated_tokens = tokens
+            index.num_asked_tokens, index.num_hit_tokens = found
         return True
 
     def _compare(self, new: NewRequest, request: Request) -> None:

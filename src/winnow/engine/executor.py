@@ -11,10 +11,10 @@ from winnow.cache import CacheLayout, CacheSize, CacheUpdate
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray
-from winnow.chat import Tokenizer
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.errors import ConfigError
 from winnow.eviction import UNKNOWN_MODEL, EvictionPolicy, ModelTraits
+from winnow.prompt.chat import Tokenizer
 from winnow.sampling import SamplingParams
 from winnow.storage.prefix_format import PrefixFormat
 from winnow.values.images import PromptImage

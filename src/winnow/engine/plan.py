@@ -5,11 +5,11 @@ from functools import cached_property
 
 from winnow.cache import CacheUpdate
 from winnow.cache.layout import IntArray
-from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.eviction import SequenceEviction
-from winnow.outputs import LogprobDict
 from winnow.sampling import SamplingParams
 from winnow.values.images import PromptImage
+from winnow.values.logprob import LogprobDict
+from winnow.values.tier_traffic import TierTraffic
 
 LAST_SAMPLED = -1
 """Planned in place of a token id: what the slot sampled last, which the executor may know before the scheduler."""

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from winnow import native
 from winnow.attention import Smoothing
 from winnow.attention.backends import BACKENDS
 from winnow.attention.observer import smooth
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.signals import KeyDirections, RotationTable
-from winnow.native import native_kernels
+from winnow.process import native
+from winnow.process.native import native_kernels
 
 
 class RowKernels:

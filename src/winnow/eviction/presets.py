@@ -198,3 +198,10 @@ def find_preset(name: str) -> Preset:
         hint = f" (did you mean {near}?)" if (near := nearest_name(str(name), PRESETS)) else ""
         raise ConfigError(f"eviction must be one of {', '.join(PRESETS)}, or a policy, got {name!r}{hint}")
     return PRESETS[name]
+
+
+# Of a conversation's oldest turns, by keys alone, which is known without any query: leverage costs no replay, and no
+# accumulators.
+AGING = EvictionPolicy(
+    Leverage(pool=Smoothing(3, "average")), AdaptiveRows(), Keep(sinks=4), When(after_prefill=True)
+)

@@ -11,7 +11,6 @@ import torch
 
 from winnow.attention.backends import backend_name
 from winnow.cache import CacheSize
-from winnow.cache.memory import release_cached
 from winnow.config import AUTO, EngineConfig
 from winnow.config.engine import GPU_PART
 from winnow.engine.assemble import assemble
@@ -25,8 +24,9 @@ from winnow.executor.step_graphs import MOST_CHUNK_TOKENS
 from winnow.executor.tensor_parallel import TensorParallelExecutor, build_executor, load_rank, on_gpus
 from winnow.models import LoadedModel, PlainModel, load_model
 from winnow.models.load.hub import locate_adapter, locate_model
+from winnow.models.model.memory import release_cached
 from winnow.models.model.tokens import text_pool
-from winnow.report.fingerprint import model_digest
+from winnow.process.digest import model_digest
 from winnow.storage.prefix_format import PrefixFormat
 from winnow.values.checks import require
 from winnow.values.json_values import dump_json

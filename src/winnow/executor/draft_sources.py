@@ -11,11 +11,11 @@ from winnow.engine.scheduling.drafts import DraftSource
 from winnow.errors import ConfigError
 from winnow.executor.draft_model import DraftModel
 from winnow.executor.torch_executor import TorchExecutor
-from winnow.extras import require_plugin
 from winnow.models import LoadedModel, load_model
 from winnow.models.load.hub import locate_model
 from winnow.models.model.damage import read_object
 from winnow.models.model.memory import weight_bytes
+from winnow.process.extras import require_plugin
 
 # Tokens of a text by which the memory of two caches is compared.
 _COMPARED = 1024

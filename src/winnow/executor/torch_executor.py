@@ -19,7 +19,6 @@ from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
 from winnow.cache.recurrent import Computed
 from winnow.cache.slot_states import SlotState
-from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import EngineConfig
 from winnow.engine.plan import (
     LAST_SAMPLED,
@@ -46,9 +45,10 @@ from winnow.executor.placement import PlacedTokens, Repair, place_spans, reuse_r
 from winnow.executor.signals import EngineSignals
 from winnow.executor.step_graphs import Forward, StepGraphs, computes_apart, graph_capture
 from winnow.models import LoadedModel
-from winnow.outputs import LogprobDict
 from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
 from winnow.sampling.sampler import PendingSample
+from winnow.values.logprob import LogprobDict
+from winnow.values.tier_traffic import TierTraffic
 
 _Hidden = TypeVar("_Hidden", bound=SlotState)
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from winnow.errors import MediaError
-from winnow.extras import install_hint
+from winnow.process.extras import install_hint
 from winnow.values.units import format_bytes
 
 if TYPE_CHECKING:

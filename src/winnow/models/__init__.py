@@ -13,7 +13,7 @@ A layer has one of five forms; the first below that serves is taken, after a tri
 
 from typing import TYPE_CHECKING
 
-from winnow.lazy import lazy_exports
+from winnow.process.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from winnow.models.load.loaded import LoadedModel, PlainModel

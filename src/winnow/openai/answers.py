@@ -10,12 +10,12 @@ from typing import Any
 import regex
 
 from winnow.errors import ConfigError
-from winnow.messages import call_arguments
 from winnow.openai.calls import CallForm, CallGrammar
 from winnow.openai.parser import AnswerParser
 from winnow.openai.regions import Kind, Region, mark_pattern, mark_text, mark_texts
 from winnow.openai.response_templates import CALL_LIST, recognise
 from winnow.openai.tools import CallRule
+from winnow.prompt.messages import call_arguments
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import ReasoningMarks
 from winnow.sampling.token_table import TokenTable

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
+from winnow.outputs import CompletionOutput, RequestOutput
 from winnow.sampling import Logprob
+from winnow.values.logprob import LogprobDict
 
 Record = dict[str, Any]
 

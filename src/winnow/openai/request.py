@@ -5,13 +5,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from winnow.chat import PLAIN, TemplateOptions
 from winnow.errors import InvalidRequestError, WinnowError
-from winnow.messages import normalise_messages
 from winnow.openai.errors import ApiError, invalid, unsupported
 from winnow.openai.parameters import sampling_from_body
 from winnow.openai.tools import CallRule, read_template_options, read_tools
-from winnow.prompts import Prompt
+from winnow.prompt.chat import PLAIN, TemplateOptions
+from winnow.prompt.messages import normalise_messages
+from winnow.prompt.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow.values.json_values import json_kind
 from winnow.values.session_request import MAX_SESSION_NAME, SessionRequest

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from winnow.chat import TemplateOptions
 from winnow.openai.errors import invalid, unsupported
+from winnow.prompt.chat import TemplateOptions
 from winnow.values.json_values import json_kind
 
 MAX_TOOLS = 128

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from winnow.errors import UnsupportedModelError
+
 _SAMPLES = 16
 _SAMPLE_BYTES = 64 * 2**10
 
@@ -55,3 +57,18 @@ def sampled_digest(files: Iterable[Path]) -> str:
                 file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def model_digest(model: Path, adapter: Path | None = None) -> str:
+    """Return SHA-256 over the names, sizes and contents of a model's files, and of those of an adapter merged into it.
+    Raises UnsupportedModelError: `model` is neither a directory with a config.json nor a file, or cannot be read."""
+    if not model.is_file() and not (model / "config.json").is_file():
+        raise UnsupportedModelError(
+            f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
+        )
+    try:
+        return sampled_digest(model_files(model) | (model_files(adapter) if adapter else set()))
+    except OSError as error:
+        raise UnsupportedModelError(
+            f"model: cannot load {model}: cannot read {error.filename}: {error.strerror}"
+        ) from None

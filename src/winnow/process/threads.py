@@ -5,7 +5,7 @@ from typing import Self
 
 import torch
 
-from winnow import native
+from winnow.process import native
 from winnow.process.resources import available_cpus
 
 # Variables by which users say themselves how many threads compute, and how they wait.

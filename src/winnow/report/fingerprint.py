@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow.config import EFFECTS, Effect, EngineConfig
-from winnow.errors import UnsupportedModelError
-from winnow.process.digest import model_files, sampled_digest
+from winnow.process.digest import model_digest
 from winnow.sampling.params import GREEDY_TEMPERATURE
 
 Fingerprint = dict[str, Any]
@@ -23,21 +22,6 @@ def fingerprint(
 ) -> Fingerprint:
     """Return the identity of a run. Raises as `model_digest`."""
     return {"input": input_sha256, "model": model_digest(model, adapter), **settings}
-
-
-def model_digest(model: Path, adapter: Path | None = None) -> str:
-    """Return SHA-256 over the names, sizes and contents of a model's files, and of those of an adapter merged into it.
-    Raises UnsupportedModelError: `model` is neither a directory with a config.json nor a file, or cannot be read."""
-    if not model.is_file() and not (model / "config.json").is_file():
-        raise UnsupportedModelError(
-            f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
-        )
-    try:
-        return sampled_digest(model_files(model) | (model_files(adapter) if adapter else set()))
-    except OSError as error:
-        raise UnsupportedModelError(
-            f"model: cannot load {model}: cannot read {error.filename}: {error.strerror}"
-        ) from None
 
 
 @dataclass(frozen=True)

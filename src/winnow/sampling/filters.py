@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from winnow.native import DTYPES, native_kernels
+from winnow.process.native import DTYPES, native_kernels
 from winnow.sampling.rows import HostCopy, clean_rows, marked_tokens, row_blocks
 
 KeepTop = Callable[[Tensor, Tensor | None, int, Tensor | None], None]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.errors import InvalidRequestError
-from winnow.extras import install_hint
+from winnow.process.extras import install_hint
 from winnow.sampling.structured import StructuredOutputs
 
 _MAX_KEPT = 64

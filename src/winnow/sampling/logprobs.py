@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from winnow.sampling.logprob import Logprob
 from winnow.sampling.rows import clean_rows, row_blocks, sound_rows
 from winnow.sampling.token_table import TokenTable
+from winnow.values.logprob import Logprob
 
 
 def logprob_table(logprobs: Tensor, tokens: Tensor, top: int) -> Tensor:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from winnow.sampling.logprob import Logprob
 from winnow.sampling.logprobs import read_logprobs
 from winnow.sampling.rows import Fault
 from winnow.sampling.slots import Feature, SamplingBatch
+from winnow.values.logprob import Logprob
 
 
 @dataclass(frozen=True)

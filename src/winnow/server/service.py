@@ -13,19 +13,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from winnow.chat import TemplateOptions, TokenizedPrompt
 from winnow.engine.counters import Occupancy
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError
-from winnow.extras import require_plugin
 from winnow.llm import LLM
-from winnow.messages import text_length
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError, invalid
 from winnow.openai.request import CompletionRequest, Message
 from winnow.openai.response_templates import TEMPLATES
 from winnow.outputs import EngineStats, SessionStats
-from winnow.prompts import Prompt
+from winnow.process.extras import require_plugin
+from winnow.prompt.chat import TemplateOptions, TokenizedPrompt
+from winnow.prompt.messages import text_length
+from winnow.prompt.prompts import Prompt
 from winnow.server.access import Keys
 from winnow.server.async_engine import AsyncEngine
 from winnow.server.config import ServerConfig

@@ -6,15 +6,17 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.errors import ConfigError
-from winnow.extras import require_plugin
-from winnow.storage.prefix_format import SUFFIX
+from winnow.process.extras import require_plugin
+from winnow.storage.prefix_format import SUFFIX, read_header
 
 NAME = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
 _UNFINISHED = re.compile(r"\." + NAME.pattern + r"\.\d+")
@@ -114,6 +116,17 @@ class SavedDirectory(Directory):
         if not path.is_dir():
             raise ConfigError(f"{name} must be a directory of what was saved, got {str(path)!r}")
         self._path, self._seen_at = path, 0
+
+    def unsaved(self, prompts: Sequence[list[int]], tenant: str, block_size: int) -> list[list[int]]:
+        """Return the prompts that no file holds as a document of the tenant."""
+        held = {read_header(partial(self.read, name)).get("document") for name in self.listing()}
+        found = []
+        for token_ids in prompts:
+            chain = PrefixChain(tenant, block_size)
+            chain.extend(token_ids)
+            if chain.document_key(token_ids).hex() not in held:
+                found.append(token_ids)
+        return found
 
     def write(self, name: str, content: bytes) -> None:
         write_whole(self._path / name, content)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.accounting.token_runs import BlockContent
 from winnow.errors import ConfigError, PrefixStoreError
-from winnow.outputs import DiskTierStats
 from winnow.storage.folders import FileState, PrefixFolder
 from winnow.storage.prefix_format import FAULTS, PrefixFormat, SavedPrefix, read_header
+from winnow.values.disk_stats import DiskTierStats
 
 _RETRY_SECONDS = 10.0
 """Seconds for which a folder that failed is left alone."""

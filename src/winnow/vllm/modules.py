@@ -6,7 +6,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from winnow.lazy import lazy_exports
+from winnow.process.lazy import lazy_exports
 from winnow.vllm import names as vllm_names
 
 _PACKAGE = "winnow."

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from winnow.cli.flags.engine import open_llm
 from winnow.errors import UsageError
-from winnow.lazy import importing
+from winnow.process.lazy import importing
 from winnow_lab.bench.agents import (
     AgentLoad,
     agent_sessions,

@@ -47,7 +47,7 @@ class Options(StudyOptions):
 def measure(options: Options) -> Result:
     import torch
 
-    from winnow import native
+    from winnow.process import native
     from winnow_lab.speed.linear_layers import weights
 
     if not native.is_installed():
@@ -85,9 +85,9 @@ def _calls(isa: str, own: "list[Tensor]") -> "Iterator[tuple[tuple[str, str, str
     """Yield products with all weights, by what a file has, form and work."""
     import torch
 
-    from winnow import native
     from winnow.models.fast.fused.kernels import LayerKernels
     from winnow.models.model.blocks import quantize
+    from winnow.process import native
 
     # As the processor is used that has this set and no wider one.
     kernels = LayerKernels(native.Kernels(isa, ""))

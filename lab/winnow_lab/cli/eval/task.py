@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from winnow.extras import install_hint
+from winnow.process.extras import install_hint
 from winnow_lab.cli.eval.options import EvalOptions, show_tables, show_work
 from winnow_lab.evaluate.prompt import CHAT_MODES
 from winnow_lab.evaluate.result import JOURNAL

@@ -6,7 +6,7 @@ Needs the extra lm-eval.
 from importlib.util import find_spec
 
 from winnow.errors import EvaluationError
-from winnow.extras import install_hint
+from winnow.process.extras import install_hint
 
 if find_spec("lm_eval") is None:
     raise EvaluationError(f"lm_eval is not installed: {install_hint('lm-eval', './lab')}")

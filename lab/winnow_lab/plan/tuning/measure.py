@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.config import FULL, EvictionConfig
 from winnow.eviction import find_preset, resolve_policy
-from winnow.prompts import Prompt
+from winnow.prompt.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow_lab.bench.answering import run_all
 from winnow_lab.evaluate.metrics import score

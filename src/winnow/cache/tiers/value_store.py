@@ -11,9 +11,9 @@ from torch import Tensor
 
 from winnow.cache.memory import empty_in_large_pages
 from winnow.cache.row_groups import BlockKind
-from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.errors import ConfigError, describe_error
 from winnow.process.resources import host_memory
+from winnow.values.tier_traffic import TierTraffic
 from winnow.values.units import format_bytes
 from winnow.values.value_tier import ValueTier
 

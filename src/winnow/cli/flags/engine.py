@@ -19,13 +19,13 @@ from winnow.batch.journal import OF_REQUESTS
 from winnow.cli.flags.llama_cpp_flags import add_llama_cpp_flags
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import require_distinct
+from winnow.cli.known_accuracy import PAGE, lost_tasks
 from winnow.cli.loading import show_loading
 from winnow.config import AUTO, PARTS, EngineConfig, ModelConfig, present_options
 from winnow.errors import UsageError
-from winnow.known_accuracy import PAGE, lost_tasks
-from winnow.lazy import importing
 from winnow.models.load.hub import fetched_repositories, is_repository, locate_model
 from winnow.models.load.named import NAMED_MODELS
+from winnow.process.lazy import importing
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import READERS
 from winnow.values.foreign_names import ForeignName, translate
@@ -302,7 +302,7 @@ def model_path(options: Mapping[str, Any]) -> Path:
 
 def engine_lines(llm: "LLM", name: str) -> list[str]:
     """Return the model and its context, what computes it, and the memory that KVs have: a line each."""
-    from winnow import native
+    from winnow.process import native
 
     config: EngineConfig = llm.config
     scheduler, sample = config.scheduler, 1024
@@ -339,7 +339,7 @@ def with_speed(llm: "LLM", outputs: Iterator[Any]) -> Generator[Any, None, None]
 
 
 def _formats(llm: "LLM") -> str:
-    from winnow import native
+    from winnow.process import native
 
     stored = str(llm.dtype).removeprefix("torch.") if llm.stored_kind is None else llm.stored_kind
     stored += " as stored" if llm.stored_kind is not None and llm.weight_dtype == "auto" else ""

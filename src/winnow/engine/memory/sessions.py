@@ -8,7 +8,6 @@ from itertools import islice
 
 import numpy as np
 
-from winnow.attention import Smoothing
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.layout import CacheLayout
@@ -19,9 +18,7 @@ from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import InvalidRequestError
 from winnow.eviction import EvictionPolicy
-from winnow.eviction.budgets import AdaptiveRows
-from winnow.eviction.policy import Keep, When
-from winnow.eviction.scores import Leverage
+from winnow.eviction.presets import AGING
 from winnow.outputs import SessionStats
 from winnow.sampling import SamplingParams
 from winnow.values.reuse import ANYWHERE
@@ -269,15 +266,10 @@ def continues(policy: EvictionPolicy) -> bool:
 
 _PRIORITY = -(2**62)
 """Priority of compressions: lower than any that a client may give."""
-_SINKS = 4
 _MOST_COMPRESSION = 8
 """Tokens of old turns per KV that stays, at most: beyond it answers suffer, and a session goes as a whole."""
 _FILLED = 0.75
 """Part of its budget that a session is compressed to, so that it has room for turns to come."""
-# By keys alone, which is known without any query: leverage costs no replay, and no accumulators.
-_AGING = EvictionPolicy(
-    Leverage(pool=Smoothing(3, "average")), AdaptiveRows(), Keep(sinks=_SINKS), When(after_prefill=True)
-)
 
 
 def aging_request(session: Session, layout: CacheLayout) -> NewRequest | None:
@@ -294,7 +286,7 @@ def aging_request(session: Session, layout: CacheLayout) -> NewRequest | None:
     if (spans := _kept_whole(session, budget)) is None:
         return None
     params = SamplingParams(
-        temperature=0, max_tokens=1, detokenize=False, eviction=_AGING, kv_budget=min(budget, length - 1),
+        temperature=0, max_tokens=1, detokenize=False, eviction=AGING, kv_budget=min(budget, length - 1),
         context_tokens=length - 1, protect=spans,
     )  # fmt: skip
     session.whole_from = spans[-1][0]
@@ -313,6 +305,6 @@ def _kept_whole(session: Session, budget: int) -> tuple[tuple[int, int], ...] | 
         begin = min(max(begin, session.whole_from, session.system), length - 1)
         spans = ((0, session.system), (begin, length)) if session.system else ((begin, length),)
         protected = session.system + length - begin
-        if protected + _SINKS + (length - protected) // _MOST_COMPRESSION < budget:
+        if protected + AGING.keep.sinks + (length - protected) // _MOST_COMPRESSION < budget:
             return spans
     return None

@@ -12,9 +12,10 @@ from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.cache.accounting.token_runs import PackedRun, TokenRun
 from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
-from winnow.outputs import LogprobDict, RequestMetrics
+from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
 from winnow.values.images import PromptImage, cut_run, prefix_ids
+from winnow.values.logprob import LogprobDict
 from winnow.values.reuse import EXACT
 from winnow.values.session_request import SessionRequest
 

@@ -5,15 +5,16 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from winnow.chat import Tokenizer
 from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import InvalidRequestError, describe_error
-from winnow.outputs import CompletionOutput, EvictionReport, LogprobDict, RequestOutput
+from winnow.outputs import CompletionOutput, EvictionReport, RequestOutput
+from winnow.prompt.chat import Tokenizer
 from winnow.sampling import TextStream
 from winnow.sampling.logprobs import decode_logprobs
 from winnow.sampling.rows import Fault
 from winnow.sampling.token_table import TokenTable
 from winnow.sampling.turns import Turns
+from winnow.values.logprob import LogprobDict
 
 _log = logging.getLogger("winnow")
 

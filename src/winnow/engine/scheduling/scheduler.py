@@ -246,11 +246,7 @@ class Scheduler:
             return max(min(replay.length, budget, chunk or budget), 0)
         if self._config.batch_invariant and chunk is not None and sequence.eviction is None:
             # What an answer has computed token by token is computed so again; else the next cut is a multiple.
-            end = (
-                start + 1
-                if start >= sequence.prompt_len
-                else min(start - start % chunk + chunk, sequence.prompt_len)
-            )
+            end = max(min(start - start % chunk + chunk, sequence.prompt_len), start + 1)
             end = sequence.request.uncut(start, end)
             return end - start if end - start <= budget else 0
         most, wanted = max(budget, 0), sequence.num_to_compute  # a whole prompt may have overdrawn the budget

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from winnow import native
-from winnow.native import native_dtype, native_kernels
+from winnow.process import native
+from winnow.process.native import native_dtype, native_kernels
 
 if TYPE_CHECKING:
-    from winnow.native import Kernels, SeqRows, StateSlots
+    from winnow.process.native import Kernels, SeqRows, StateSlots
 
 Step = Callable[..., Any]
 

@@ -31,7 +31,7 @@ from winnow.models.model.blocks import (
 from winnow.models.model.geometry import ModelGeometry, decoder_layers
 from winnow.models.model.kinds import text_part
 from winnow.models.model.memory import is_file_backed, release_pages, trim_heap
-from winnow.native import native_kernels
+from winnow.process.native import native_kernels
 from winnow.process.progress import report
 
 if TYPE_CHECKING:

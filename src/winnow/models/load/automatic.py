@@ -21,8 +21,8 @@ from winnow.errors import WinnowError
 from winnow.models.fast.packed.description import is_packed
 from winnow.models.model.blocks import RAW
 from winnow.models.model.damage import read_object
-from winnow.native import instruction_set, is_installed
 from winnow.process.digest import model_files
+from winnow.process.native import instruction_set, is_installed
 
 if TYPE_CHECKING:
     from winnow.models.load.directory import ModelDirectory

@@ -18,7 +18,6 @@ from transformers.utils.logging import set_tqdm_hook
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.extras import find_plugin, require_plugin
 from winnow.models.bind.binding import (
     ATTENTION_NAME,
     attention_by_part,
@@ -48,6 +47,7 @@ from winnow.models.model.context import ContextLimit, context_limit
 from winnow.models.model.damage import cannot_load, check_numbers, check_sizes, check_vocabulary, first_line
 from winnow.models.model.kinds import causal_class, has_tower, sparse_top_k, takes_attention
 from winnow.models.model.tokens import end_tokens, load_tokenizer
+from winnow.process.extras import find_plugin, require_plugin
 from winnow.process.progress import report
 from winnow.process.ranks import ALONE, Ranks
 

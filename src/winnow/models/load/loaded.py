@@ -16,7 +16,7 @@ from winnow.models.model.blocks import BlockWeights, LibraryLayers
 from winnow.models.model.geometry import ModelGeometry
 from winnow.models.model.kv_layout import configured_layout
 from winnow.process.ranks import ALONE, Ranks
-from winnow.prompts import TEXT_ALONE
+from winnow.prompt.prompts import TEXT_ALONE
 from winnow.sampling.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from winnow.models.bind.binding import AttentionStep
     from winnow.models.fast.packed.decoder import PackedDecoder
     from winnow.models.load.processor import PackedImages
-    from winnow.prompts import ImageProcessor
+    from winnow.prompt.prompts import ImageProcessor
 
     ServedModel: TypeAlias = PreTrainedModel | PackedDecoder
 

@@ -11,14 +11,14 @@ from safetensors import SafetensorError
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.lazy import importing
 from winnow.models.fast.packed.description import is_packed
 from winnow.models.load.automatic import is_cpu, keeps_blocks, settle_formats
 from winnow.models.load.hub import DEMO_MODEL, locate_model, locate_tokenizer
 from winnow.models.load.loaded import LoadedModel, PlainModel
 from winnow.models.load.processor import has_processor
 from winnow.models.model.damage import loading
-from winnow.native import is_installed, native_kernels
+from winnow.process.lazy import importing
+from winnow.process.native import is_installed, native_kernels
 from winnow.process.progress import report
 from winnow.process.ranks import ALONE, Ranks
 

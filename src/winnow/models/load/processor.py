@@ -117,7 +117,7 @@ def _for_pictures(kind: Any) -> Any:
 
 
 class Processor:
-    """A processor of transformers; see `winnow.prompts.ImageProcessor`. Holds no weights."""
+    """A processor of transformers; see `winnow.prompt.prompts.ImageProcessor`. Holds no weights."""
 
     def __init__(self, own: Any, config: "PretrainedConfig", model_class: "type[PreTrainedModel]") -> None:
         self._own = own

@@ -18,10 +18,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from winnow import native
 from winnow.config import ModelConfig
 from winnow.models.model.experts import is_experts, linear_of, product_names
 from winnow.models.model.geometry import decoder_layers
+from winnow.process import native
 
 BLOCK = 32
 """Inputs of a feature that share a scale."""

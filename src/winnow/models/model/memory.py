@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import Module
 
@@ -89,3 +90,9 @@ def trim_heap() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(ctypes.c_size_t(0))
+
+
+def release_cached(device: torch.device) -> None:
+    """Give a GPU back what torch keeps of freed memory; nothing on other devices."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from winnow import native
 from winnow.attention.interface import NativeSpec, NativeStep
 from winnow.models.fast.fused.parts import Activation, NormWeight
 from winnow.models.model.blocks import BLOCK, RAW, Blocks, quantize
+from winnow.process import native
 
 NO_NORM = native.RmsNorm(0, 0.0, False)
 """Value where a layer has no such norm."""

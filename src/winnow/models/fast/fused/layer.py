@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from winnow.models.bind.binding import AttentionStep
     from winnow.models.fast.fused.kernels import LayerKernels
     from winnow.models.fast.fused.triton_passes import TritonPasses
-    from winnow.native import DecoderLayer, StackedLayer
+    from winnow.process.native import DecoderLayer, StackedLayer
 
     LayerPasses: TypeAlias = LayerKernels | TritonPasses
 
@@ -106,7 +106,7 @@ class FusedLayer(nn.Module):
     def stacked(self) -> "StackedLayer":
         """Return the layer as a part of a native decoder. It points into the layer, which must be native."""
         assert self._native is not None, "only packed weights can be stacked"
-        from winnow.native import StackedLayer
+        from winnow.process.native import StackedLayer
 
         return StackedLayer(self._native, self._native_spec.native, self.layer_idx)
 
@@ -183,7 +183,7 @@ def native_layer(
         return None
     # They need the extension, as packed products do.
     from winnow.models.fast.fused.kernels import NO_NORM, native_activation
-    from winnow.native import DecoderLayer
+    from winnow.process.native import DecoderLayer
 
     parts: dict[str, Any] = dict(zip(("num_query_heads", "num_kv_heads", "head_dim"), shape, strict=True))
     for name, product in packed.items():

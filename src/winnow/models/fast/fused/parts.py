@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from winnow import native
+from winnow.process import native
 
 if TYPE_CHECKING:
-    from winnow.native import RmsNorm
+    from winnow.process.native import RmsNorm
 
 
 class Activation(Enum):

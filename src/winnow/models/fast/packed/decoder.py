@@ -10,7 +10,7 @@ from winnow.attention.interface import NativeStep
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fast.packed_linear import PackedLinear
-from winnow.native import Decoder
+from winnow.process.native import Decoder
 
 if TYPE_CHECKING:
     from winnow.models.bind.binding import AttentionStep

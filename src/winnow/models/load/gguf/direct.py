@@ -32,7 +32,7 @@ from winnow.models.model.blocks import RAW, Blocks, BlockWeights
 from winnow.models.model.context import ContextLimit
 from winnow.models.model.geometry import ModelGeometry
 from winnow.models.model.tokens import end_tokens
-from winnow.native import Kernels
+from winnow.process.native import Kernels
 from winnow.process.progress import report
 
 

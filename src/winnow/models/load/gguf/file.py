@@ -10,10 +10,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.extras import install_hint
 from winnow.models.load.gguf.architectures import KEYS, REASONS
 from winnow.models.model.damage import cannot_load, first_line
 from winnow.process.digest import part_names
+from winnow.process.extras import install_hint
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

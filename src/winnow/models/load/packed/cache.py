@@ -28,7 +28,7 @@ from winnow.models.fast.packed.description import DESCRIPTION, FORMAT
 from winnow.models.load.hub import locate_tokenizer
 from winnow.models.load.loaded import LoadedModel
 from winnow.models.model.context import ContextLimit
-from winnow.native import ISA_VARIABLE, Kernels, block_instruction_sets, extension_identity, instruction_sets
+from winnow.process import native
 from winnow.process.digest import model_files, sampled_digest
 from winnow.process.progress import report
 from winnow.values.units import format_bytes, parse_bytes
@@ -106,19 +106,20 @@ class CacheEntry:
             stats = [(str(file.resolve()), file.stat()) for file in sorted(files)]
             if sum(stat.st_size for _, stat in stats) > limit:
                 return None
+            isa = os.environ.get(native.ISA_VARIABLE)
             key = [
                 [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats],
                 sampled_digest(files),
                 [config.dtype, config.weight_dtype, str(own)],
-                [FORMAT, sys.version_info[:2], *map(version, _PACKAGES), extension_identity()],
-                [os.environ.get(ISA_VARIABLE), instruction_sets(), block_instruction_sets()],
+                [FORMAT, sys.version_info[:2], *map(version, _PACKAGES), native.extension_identity()],
+                [isa, native.instruction_sets(), native.block_instruction_sets()],
             ]
             name = sha256(json.dumps(key).encode()).hexdigest()[:32]
             return cls(cache_directory() / name, own)
         except (OSError, RuntimeError):  # a file that cannot be read, which loading will name; no home
             return None
 
-    def load(self, source: Path, config: ModelConfig, kernels: Kernels) -> LoadedModel | None:
+    def load(self, source: Path, config: ModelConfig, kernels: native.Kernels) -> LoadedModel | None:
         """Return the model, if it is there and whole; what is not goes. Raises ConfigError: `max_model_len` beyond what
         the model can do."""
         from winnow.errors import ConfigError

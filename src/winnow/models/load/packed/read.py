@@ -27,7 +27,7 @@ from winnow.models.model.blocks import BlockWeights
 from winnow.models.model.context import ContextLimit
 from winnow.models.model.damage import first_line
 from winnow.models.model.tokens import end_tokens, load_tokenizer
-from winnow.native import Kernels
+from winnow.process.native import Kernels
 from winnow.values.checks import require
 
 

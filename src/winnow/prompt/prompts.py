@@ -8,10 +8,17 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypeAlias, TypedDict, cast
 
-from winnow.chat import PLAIN, TemplateOptions, TokenizedPrompt, Tokenizer, apply_template, mark_documents
 from winnow.errors import InvalidRequestError
 from winnow.media import MediaLoader
-from winnow.messages import MarkedText, Message, put_images, require_characters, take_images
+from winnow.prompt.chat import (
+    PLAIN,
+    TemplateOptions,
+    TokenizedPrompt,
+    Tokenizer,
+    apply_template,
+    mark_documents,
+)
+from winnow.prompt.messages import MarkedText, Message, put_images, require_characters, take_images
 from winnow.sampling.turns import Turns
 from winnow.values.checks import require
 from winnow.values.foreign_names import translate

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from winnow.errors import InvalidRequestError
-from winnow.messages import MarkedText, Message, call_arguments, normalise_messages, require_characters
+from winnow.prompt.messages import MarkedText, Message, call_arguments, normalise_messages, require_characters
 from winnow.values.images import PromptImage
 
 if TYPE_CHECKING:

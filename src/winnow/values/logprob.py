@@ -21,3 +21,6 @@ class Logprob:
     rank: int
     decoded_token: str | None = None
     token_bytes: bytes | None = None
+
+
+LogprobDict = dict[int, Logprob]
