@@ -40,6 +40,24 @@ def test_a_folder_is_computed_once(tmp_path: Path, capsys: pytest.CaptureFixture
         assert output.num_reused_tokens == 0
 
 
+def test_texts_that_share_a_part_are_each_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one that is like another that is there; a damaged file is computed anew."""
+    add = ["documents", "add", str(tmp_path), "--model", "demo", "--kv-memory", "64MiB"]
+    for number in (0, 1):
+        (tmp_path / f"{number}.txt").write_text(f"Note {number}. {TEXTS[0]}")
+    assert main(add) == 0
+    (tmp_path / "2.txt").write_text(f"Another note. {TEXTS[0]}")
+    assert main(add) == 0
+    assert "1 of 3 texts computed" in capsys.readouterr().out
+    damaged = max((tmp_path / ".winnow").glob("*.safetensors"))
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    assert main(add) == 0
+    out, err = capsys.readouterr()
+    assert "1 of 3 texts computed" in out and f"{damaged} is damaged" in err
+    assert damaged.stat().st_size == len(content) and damaged.read_bytes()[-9] != content[-9] ^ 1
+
+
 def test_compressed_documents_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each head has what it kept of each, and nothing of them is computed again."""
     for number, text in enumerate(TEXTS):

@@ -13,7 +13,7 @@ from winnow.config import PREFIX_DISK, EvictionConfig
 from winnow.errors import UsageError
 from winnow.sampling import SamplingParams
 from winnow.storage.folders import SavedDirectory
-from winnow.values.reuse import DOCUMENTS, LIBRARY, LIBRARY_FOLDER
+from winnow.values.reuse import DOCUMENTS, EXACT, LIBRARY, LIBRARY_FOLDER
 from winnow.values.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Compute the KVs of every .txt and .md file of a folder, and keep them there in .winnow. Prompts that
 mark such a text as a document then take it from there, wherever it stands in them, but for the share
-that is computed again (--reuse-share). What is there already is not computed again.
+that is computed again (--reuse-share). What is there already, and whole, is not computed again.
 """
 EPILOG = """\
 examples:
@@ -69,6 +69,10 @@ def execute(namespace: argparse.Namespace) -> int:
         raise UsageError(f"FOLDER must be a directory with .txt or .md files, got {str(folder)!r}")
     texts = [read_prompt(None, str(path)) for path in paths]
     out = folder / LIBRARY_FOLDER
+    out.mkdir(0o700, parents=True, exist_ok=True)
+    saved = SavedDirectory(out)
+    for name in saved.delete_damaged():
+        print(f"winnow: {out / name} is damaged, and is deleted", file=sys.stderr)
     compresses = options.get("compression") is not None
     if compresses:
         options |= {"kv_floor": 1, "reuse": DOCUMENTS}
@@ -91,9 +95,10 @@ def execute(namespace: argparse.Namespace) -> int:
                 raise UsageError(f"{path} must have at most {most} tokens, got {len(token_ids)}: cut it up")
         every = [head + token_ids for token_ids in plain]
         if compresses:
-            return _compress(llm, every, len(head), folder)
+            return _compress(llm, every, len(head), saved, out)
         new = [each for each in every if not llm.holds_on_disk(each, tenant=LIBRARY)]
-        params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        # Texts that share a part are computed whole, each for itself.
+        params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, reuse=EXACT)
         outputs = llm.generate(new, params, tenant=LIBRARY) if new else []
         failed = [each.error for each in outputs if each.error]
         llm.write_prefixes()
@@ -105,17 +110,14 @@ def execute(namespace: argparse.Namespace) -> int:
     return int(lost > 0)
 
 
-def _compress(llm: "LLM", every: Sequence[list[int]], head: int, folder: Path) -> int:
+def _compress(llm: "LLM", every: Sequence[list[int]], head: int, saved: SavedDirectory, out: Path) -> int:
     """Save what eviction leaves of prompts, their first `head` tokens whole."""
-    out = folder / LIBRARY_FOLDER
-    out.mkdir(parents=True, exist_ok=True)
-    params = SamplingParams(protect=((0, head),) if head else ())
+    params = SamplingParams(protect=((0, head),) if head else (), reuse=EXACT)
     new, whole, nbytes = 0, 0, 0
-    for token_ids in SavedDirectory(out).unsaved(every, LIBRARY, llm.config.cache.block_size):
+    for token_ids in saved.unsaved(every, LIBRARY, llm.config.cache.block_size):
         nbytes += llm.save_prefix(token_ids, out, params, tenant=LIBRARY).stat().st_size
         new, whole = new + 1, whole + llm.kv_bytes(len(token_ids))
         print(f"winnow: {new} compressed", end="\r", file=sys.stderr)
-    print(
-        f"{folder}: {new} of {len(every)} texts compressed, {format_bytes(nbytes)} of {format_bytes(whole)} in {out}"
-    )
+    sizes = f"{format_bytes(nbytes)} of {format_bytes(whole)}"
+    print(f"{out.parent}: {new} of {len(every)} texts compressed, {sizes} in {out}")
     return 0

@@ -141,11 +141,9 @@ def _read_session(values: dict[str, Any]) -> SessionRequest | None:
             raise InvalidRequestError("session_memory and release need a session_id")
         name = name if name is not None or not key else key[:MAX_SESSION_NAME]
         memory = None if memory is None else parse_bytes(memory, "session_memory")
-        return (
-            None
-            if name is None
-            else SessionRequest(name, memory, release=False if release is None else release)
-        )
+        if name is None:
+            return None
+        return SessionRequest(name, memory, release=False if release is None else release)
     except WinnowError as error:
         raise ApiError("invalid_request", str(error)) from None
 

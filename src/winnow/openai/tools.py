@@ -56,11 +56,9 @@ def read_tools(values: dict[str, Any]) -> tuple[Sequence[Mapping[str, Any]], Cal
         if isinstance(named, list) and mode in ("auto", "required"):
             tools = _named(tools, named)
             return tools, _rule(tools, parallel, mode == "required")
-    raise invalid(
-        "tool_choice",
-        'must be none, auto, required, a function such as {"type": "function", "function": {"name": ...}}, or '
-        f"allowed_tools, got {choice!r:.80}",
-    )
+    form = '{"type": "function", "function": {"name": ...}}'
+    what = f"none, auto, required, a function such as {form}, or allowed_tools"
+    raise invalid("tool_choice", f"must be {what}, got {choice!r:.80}")
 
 
 def _rule(tools: Sequence[Mapping[str, Any]], parallel: bool | None, demanded: bool) -> CallRule | None:
@@ -126,10 +124,8 @@ def _read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name or not isinstance(function, dict):
-            raise invalid(
-                f"tools[{index}]",
-                'must be a function with a name: {"type": "function", "function": {"name": ..., "parameters": ...}}',
-            )
+            form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+            raise invalid(f"tools[{index}]", f"must be a function with a name: {form}")
         where, strict, schema = f"tools[{index}].function", function.get("strict"), function.get("parameters")
         if not isinstance(strict, bool | None):
             fault = f"must be true or false, got {strict!r:.80}"

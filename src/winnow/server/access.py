@@ -35,10 +35,8 @@ class Keys:
         for tenant, key in named.items():
             usable = key.isascii() and key.isprintable() and key == key.strip()
             if not 0 < len(key) <= MAX_KEY_CHARS or not usable:
-                raise ConfigError(
-                    f"the key of tenant {tenant!r} must be printable ASCII of 1 to {MAX_KEY_CHARS} characters, with no "
-                    "space at its ends"
-                )
+                what = f"printable ASCII of 1 to {MAX_KEY_CHARS} characters, with no space at its ends"
+                raise ConfigError(f"the key of tenant {tenant!r} must be {what}")
         if len(set(named.values())) < len(named):
             raise ConfigError("API keys must differ: two tenants have the same")
         return cls(named)
@@ -73,9 +71,8 @@ def _read_file(path: Path) -> dict[str, str]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values.values()):
         raise ConfigError(f"api_keys_file {path} must hold a JSON object {{tenant: key}}")
     if not values or "" in values:
-        raise ConfigError(
-            f"api_keys_file {path} must name at least one tenant, each by a name, got {list(values)}"
-        )
+        what = "name at least one tenant, each by a name"
+        raise ConfigError(f"api_keys_file {path} must {what}, got {list(values)}")
     return values
 
 

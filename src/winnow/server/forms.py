@@ -54,9 +54,7 @@ class BodyForm(Form):
     model: str | None = None
     stop: str | list[str] | None = said(f"at most {MAX_STOP_STRINGS} of at most {MAX_STOP_LENGTH} characters")
     stream: bool | None = None
-    stream_options: Object | None = said(
-        "include_usage, continuous_usage_stats: count tokens at the end, always"
-    )
+    stream_options: Object | None = said("include_usage, continuous_usage_stats: count at the end, always")
     response_format: Object | None = None
     structured_outputs: Object | None = said("one of json, regex, choice, grammar, json_object")
     priority: int | None = said("lower is served first, as in vLLM", ge=-MAX_PRIORITY, le=MAX_PRIORITY)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.errors import ConfigError
 from winnow.process.extras import require_plugin
-from winnow.storage.prefix_format import SUFFIX, read_header
+from winnow.storage.prefix_format import SUFFIX, is_whole, read_header
 
 NAME = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
 _UNFINISHED = re.compile(r"\." + NAME.pattern + r"\.\d+")
@@ -127,6 +127,13 @@ class SavedDirectory(Directory):
             if chain.document_key(token_ids).hex() not in held:
                 found.append(token_ids)
         return found
+
+    def delete_damaged(self) -> list[str]:
+        """Delete the files that do not hold what was saved, and return their names."""
+        damaged = [name for name in self.listing() if not is_whole(partial(self.read, name))]
+        for name in damaged:
+            self.delete(name)
+        return damaged
 
     def write(self, name: str, content: bytes) -> None:
         write_whole(self._path / name, content)

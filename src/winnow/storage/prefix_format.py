@@ -269,6 +269,16 @@ def _is(tensor: NDArray[Any] | None, dtype: Any, shape: tuple[int, ...]) -> bool
     return tensor is not None and tensor.dtype == dtype and tensor.shape == shape
 
 
+def is_whole(read: Read) -> bool:
+    """Return whether a file holds what was saved."""
+    try:
+        content = read(0, None)
+        metadata = read_header(lambda start, stop: content[start:stop])
+        return bool(metadata["sha256"] == _digest(metadata, _tensors(content)))
+    except FAULTS:
+        return False
+
+
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, NDArray[Any]]) -> str:
     """Return SHA-256 over all that a file holds, but for the digest itself."""
     others = {name: metadata[name] for name in sorted(metadata) if name != "sha256"}
