@@ -47,9 +47,9 @@ namespace generic { extern const BlockProducts block_products; }
 WINNOW_DECLARE(generic)
 #ifdef WINNOW_X86
 namespace avx2 { extern const BlockProducts block_products; }
-namespace avx512_vnni { extern const BlockProducts block_products; }
+namespace evex_vnni { extern const BlockProducts block_products; }
 namespace avx512 { using avx2::block_products; }
-namespace avx512_bf16 { using avx2::block_products; }
+namespace avx512_bf16 { using evex_vnni::block_products; }
 WINNOW_DECLARE(avx2)
 WINNOW_DECLARE(avx512)
 WINNOW_DECLARE(avx512_bf16)
@@ -225,8 +225,8 @@ const Level<BlockProducts> BLOCK_LEVELS[] = {
 #ifdef WINNOW_HAS_EMULATED_TILES
     {"amx_emulated", &amx_emulated::block_products, has_avx512_bf16},
 #endif
-    {"avx512_vnni", &avx512_vnni::block_products, has_avx512_vnni},  // faster where activations are float32, and for Q8_0
     {"avx2", &avx2::block_products, has_avx2},
+    {"avx512_vnni", &evex_vnni::block_products, has_avx512_vnni},
 #ifdef WINNOW_AVX_VNNI
     {"avx2_vnni", &avx2_vnni::block_products, has_avx2_vnni},
 #endif

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "blocks.h"
-#include "states.h"
 
 namespace winnow {
 

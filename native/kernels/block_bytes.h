@@ -1,11 +1,11 @@
 // Products of rows in bf16 with weights in blocks (blocks.h) as integers of 8 bits: rows are rounded to codes from -127 to 127 with
 // a scale for each 32 inputs, as llama.cpp does (Q8_0, Q8_1, Q8_K); codes of weights stay as they are, above 0, and what they
-// begin with counts as a minimum. Four inputs of a feature lie in a lane: sums of their products are exact.
+// begin with counts as a minimum. Signed ones (Q8_0) become so by 128 more with VNNI, else by giving their signs to those of rows.
+// Four inputs of a feature lie in a lane: sums of their products are exact.
 #pragma once
 
 #include "block_few.h"
 
-// With AVX-512 many rows gain by them too (1.5 times), but one row loses a fifth.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define WINNOW_BYTE_PRODUCTS
 
@@ -15,13 +15,19 @@ namespace winnow::WINNOW_ISA {
 constexpr int64_t BYTE_RECORDS = 8, BYTES_AHEAD = 4096;
 constexpr int BYTE_ROWS = 3, QUADS = BLOCK / 4;
 
-/// Whether codes of all panels follow one another and have at most 6 bits: sums of their products fit 16 bits.
+/// Whether codes of all panels follow one another.
 inline bool has_byte_products(const PackedWeight &weight) {
   return std::all_of(weight.panels, weight.panels + num_panels(weight.out_features), [](const BlockPanel &panel) {
-    const BlockForm &form = form_of(static_cast<BlockKind>(panel.kind));
-    return form.low_step == 1 && form.low_bits < 8;
+    return form_of(static_cast<BlockKind>(panel.kind)).low_step == 1;
   });
 }
+
+/// What signed codes begin with, where they count from 0.
+#if defined(WINNOW_VNNI)
+constexpr int SIGNED_FROM = -128;
+#else
+constexpr int SIGNED_FROM = 0;
+#endif
 
 /// Sums of quads, codes of BITS bits. Without VNNI, of as many as fit 16 bits before they are widened.
 template <int BITS>
@@ -30,10 +36,11 @@ struct QuadSum {
   numbers pairs;
 
   void add(int q, [[maybe_unused]] bool last, vi codes, vi quad) {
-#if defined(__AVXVNNI__)
-    total = (vi)_mm256_dpbusd_avx_epi32((__m256i)(q ? total : vi{}), (__m256i)codes, (__m256i)quad);
+#if defined(WINNOW_VNNI)
+    total = add_quads(q ? total : vi{}, codes, quad);
 #else
-    constexpr int FIT = 1 << (7 - BITS);
+    constexpr int FIT = BITS == 8 ? 1 : 1 << (7 - BITS);  // two products of at most 128 * 127
+    if constexpr (BITS == 8) quad = (vi)_mm256_sign_epi8((__m256i)quad, (__m256i)codes), codes = (vi)_mm256_abs_epi8((__m256i)codes);
     const numbers products = (numbers)_mm256_maddubs_epi16((__m256i)codes, (__m256i)quad);
     pairs = q % FIT ? pairs + products : products;
     asm("" : "+x"(pairs));  // else GCC computes all products first, and spills them
@@ -46,6 +53,19 @@ struct QuadSum {
 /// Codes of a record's quads, for the v-th vector of features.
 template <int LOW, int HIGH>
 inline __attribute__((always_inline)) void decode_quads(const char *record, int v, vi *out) {
+  if constexpr (LOW == 8) {  // two inputs of all features, and the two that lie four farther on
+    const __m256i halves = _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7);
+    const __m256i transposed = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+#pragma GCC unroll 8
+    for (int q = 0; q < QUADS; ++q) {
+      const char *from = record + (v * BLOCK + q / 2 * 8 + q % 2 * 2) * WIDTH;
+      if (q % 2 == 0) __builtin_prefetch(from + BYTES_AHEAD, 0, 3);
+      const __m256i four = _mm256_loadu2_m128i((const __m128i *)(from + 4 * WIDTH), (const __m128i *)from);
+      out[q] = (vi)_mm256_shuffle_epi8(_mm256_permutevar8x32_epi32(four, halves), transposed);
+      if (SIGNED_FROM) out[q] ^= broadcast(static_cast<int32_t>(0x80808080));
+    }
+    return;
+  }
   constexpr int64_t VECTOR = 4 * WIDTH;
   constexpr int FIELDS = 8 / LOW, ABOVE = HIGH ? 8 / HIGH : 1;
   const char *low = record + v * LOW * VECTOR, *high = record + (LOW * MAX_VECTORS + v * HIGH) * VECTOR;
@@ -108,6 +128,7 @@ struct ByteRecords {
   static void multiply_panel(BlockKind kind, const char *panel, const PreparedRows<int8_t> &rows, int64_t begin, int64_t count,
                              float *to) {
     const BlockForm &form = form_of(kind);
+    const float least = LOW == 8 ? SIGNED_FROM : form.low_first;
     ByteRecords records;
     for (int64_t first = 0; first < rows.in / BLOCK; first += BYTE_RECORDS) {
       const int64_t some = std::min(BYTE_RECORDS, rows.in / BLOCK - first);
@@ -118,7 +139,7 @@ struct ByteRecords {
         for (int h = 0; h < SCALES; ++h) {
           scales.read(kind, h, records.scale[b][h], records.minimum[b][h]);
           for (int j = 0; j < PANEL && !form.minimum; j += WIDTH)
-            store(records.minimum[b][h] + j, load(records.scale[b][h] + j) * static_cast<float>(form.low_first));
+            store(records.minimum[b][h] + j, load(records.scale[b][h] + j) * least);
         }
       }
       for (int64_t r = 0, parts = (count + BYTE_ROWS - 1) / BYTE_ROWS, n; parts > 0; --parts, r += n) {
@@ -137,7 +158,8 @@ struct PanelProduct<int8_t> {
 
   void multiply(BlockKind kind, const char *panel, int64_t begin, int64_t count, float *to) {
     const BlockForm &form = form_of(kind);
-    const auto of_panel = form.low_bits == 2    ? form.high_bits ? ByteRecords<2, 1>::multiply_panel : ByteRecords<2, 0>::multiply_panel
+    const auto of_panel = form.low_bits == 8    ? ByteRecords<8, 0>::multiply_panel
+                          : form.low_bits == 2  ? form.high_bits ? ByteRecords<2, 1>::multiply_panel : ByteRecords<2, 0>::multiply_panel
                           : form.high_bits == 0 ? ByteRecords<4, 0>::multiply_panel
                           : form.high_bits == 1 ? ByteRecords<4, 1>::multiply_panel
                                                 : ByteRecords<4, 2>::multiply_panel;

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "../layers.h"
-#include "block_decode.h"
+#include "block_panel.h"
 #include "tile_registers.h"
 
 namespace winnow::WINNOW_ISA {

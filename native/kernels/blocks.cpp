@@ -225,12 +225,21 @@ void block_gated_linear(const PackedWeight &weight, const LinearRows &rows, Acti
 }
 
 }  // namespace
+}  // namespace winnow::WINNOW_ISA
 
+// block_codes.cpp, which is compiled once for as wide vectors.
+#ifndef WINNOW_CODES
+#define WINNOW_CODES WINNOW_ISA
+#endif
+namespace winnow::WINNOW_CODES {
 int64_t block_bytes(BlockKind, int64_t, int64_t);
 void pack_blocks(const RawBlocks &, char *, int);
 void dequantize_blocks(const RawBlocks &, DType, char *, int);
 void unpack_block_rows(const PackedWeight &, const int64_t *, int64_t, char *, int);
+}  // namespace winnow::WINNOW_CODES
 
+namespace winnow::WINNOW_ISA {
+using namespace WINNOW_CODES;
 extern const BlockProducts block_products;
 constexpr BlockProducts block_products{
     {nullptr, nullptr, unpack_block_rows, block_linear, block_gates, block_gated_linear},

@@ -1,13 +1,12 @@
 // Not for AVX512-BF16, which leaves few rows to AVX-512 (dispatch.cpp).
 #if !defined(__AVX512BF16__)
 
-#include "coded_direct.h"
+#include "direct.h"
 
 #include <algorithm>
 
 #include "attend.h"
 #include "coded_scales.h"
-#include "lane_sums.h"
 
 namespace winnow::WINNOW_ISA {
 

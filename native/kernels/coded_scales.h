@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "coded_direct.h"
+#include "direct.h"
 #include "coded_step.h"
 
 namespace winnow::WINNOW_ISA {

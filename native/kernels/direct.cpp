@@ -1,7 +1,6 @@
 // The products of direct.h, in registers of every instruction set.
 #include "direct.h"
 
-#include "lane_sums.h"
 
 namespace winnow::WINNOW_ISA {
 

@@ -1,7 +1,7 @@
 // Products of few rows with keys and values in place in the pool.
 //
 // A decoding sequence has as many rows as query heads in a group. So few reuse a key or value too little to pay for packing it
-// (pack.h): its elements, or pairs of them, are multiplied in place.
+// (pack.h): its elements, or pairs of them, are multiplied in place, and codes decoded in registers, a vector at a time.
 #pragma once
 
 #include "pack.h"
@@ -58,6 +58,101 @@ inline void put_in_order([[maybe_unused]] float *sums, [[maybe_unused]] int padd
       _mm512_storeu_ps(sums + d + WIDTH, _mm512_permutex2var_ps(one, high, other));
     }
   }
+#endif
+}
+
+/// Groups of a vector, at most, that are decoded in registers.
+constexpr int MAX_GROUPS = 8;
+
+/// Whether `rows` are multiplied with vectors that are decoded in registers; else the vectors of a tile are decoded first,
+/// which pays where more rows read them, and takes groups of any size.
+bool decodes_in_registers(const CodedVectors &vectors, int rows, int dim);
+
+/// As direct_products, of a tile of coded keys: [rows, TILE]. next: prefetched meanwhile. act: the format of
+/// activations; those of 16 bits may be multiplied as integers.
+void coded_products(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
+                    int dim, DType act, const float *queries, float *out);
+
+/// As direct_sums, of a tile of coded values.
+void coded_sums(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
+                int dim, DType act, const float *weights, float *sums);
+
+// As products of 16-bit integers (coded_words.cpp): codes become 16 bits wide, twice as many in an instruction as floats, and the
+// processor itself adds up products of two neighbours (VNNI joins them to the sum, too). Queries, and weights times the scales
+// of their values, become 16-bit integers with a scale for each row: off by 2^-16 of the row's largest, far less than
+// activations of 16 bits are rounded by.
+
+/// Whether `rows` are multiplied with keys so, or with values.
+bool keys_as_words(const CodedVectors &vectors, int rows, int dim);
+bool values_as_words(const CodedVectors &vectors, int rows, int dim);
+
+/// As coded_products and coded_sums, but for outliers.
+void word_products(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
+                   int dim, const float *queries, float *out);
+void word_sums(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
+               int dim, const float *weights, float *sums);
+
+// Sums over the lanes of vectors, for as many vectors at once as one has lanes. A step joins two vectors: of each, one part is
+// added to the other. Where the parts of a stay in their lanes and those of b in the others, one shuffle brings what is added.
+
+/// Fours of vectors whose sums fill a vector.
+constexpr int FOURS = WIDTH / 4;
+
+#if defined(__AVX512F__)
+/// a's halves added up, in the first half, and b's in the second.
+inline vf join_halves(vf a, vf b) {
+  const vf other = (vf)_mm512_shuffle_f32x4((__m512)a, (__m512)b, 0x4e);
+  return (vf)_mm512_mask_blend_ps(0xff00, (__m512)a, (__m512)b) + other;
+}
+
+/// Of every four lanes, a's pairs added up in the first two and b's in the others.
+inline vf join_pairs(vf a, vf b) {
+  const vf other = (vf)_mm512_shuffle_ps((__m512)a, (__m512)b, 0x4e);
+  return (vf)_mm512_mask_blend_ps(0xcccc, (__m512)a, (__m512)b) + other;
+}
+#elif defined(__AVX2__)
+inline vf join_halves(vf a, vf b) {
+  const vf other = (vf)_mm256_permute2f128_ps((__m256)a, (__m256)b, 0x21);
+  return (vf)_mm256_blend_ps((__m256)a, (__m256)b, 0xf0) + other;
+}
+
+inline vf join_pairs(vf a, vf b) {
+  const vf other = (vf)_mm256_shuffle_ps((__m256)a, (__m256)b, 0x4e);
+  return (vf)_mm256_blend_ps((__m256)a, (__m256)b, 0xcc) + other;
+}
+#endif
+
+/// Four vectors become one, for sums_of.
+inline vf add_up_four(vf a, vf b, vf c, vf d) {
+#if defined(__AVX2__)
+  return join_pairs(join_halves(a, b), join_halves(c, d));
+#else
+  vf rows[WIDTH] = {a, b, c, d};
+  transpose(rows);
+  return rows[0] + rows[1] + rows[2] + rows[3];
+#endif
+}
+
+/// The sums of WIDTH vectors, one in each lane, from what add_up_four makes of each four of them: those of the first four, of
+/// the second and so on; by_turns: the first of each four, then the second of each.
+template <bool by_turns>
+inline vf sums_of(const vf fours[WIDTH / 4]) {
+#if defined(__AVX512F__)
+  const auto add = [](__m512 x, __m512 y) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+  };
+  const __m512 x = add((__m512)fours[0], (__m512)fours[1]), y = add((__m512)fours[2], (__m512)fours[3]);
+  const __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x88), _mm512_shuffle_ps(x, y, 0xdd));
+  const __m512i from = by_turns ? _mm512_setr_epi32(0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15)
+                                : _mm512_setr_epi32(0, 4, 1, 5, 8, 12, 9, 13, 2, 6, 3, 7, 10, 14, 11, 15);
+  return (vf)_mm512_permutexvar_ps(from, sums);
+#elif defined(__AVX2__)
+  const __m256 x = (__m256)fours[0], y = (__m256)fours[1];
+  const __m256 sums = _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x88), _mm256_shuffle_ps(x, y, 0xdd));
+  const __m256i from = by_turns ? _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7) : _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  return (vf)_mm256_permutevar8x32_ps(sums, from);
+#else
+  return fours[0];
 #endif
 }
 

@@ -47,12 +47,22 @@ inline void store_codes(int8_t *to, vi codes) {
 }
 #endif
 
+#if defined(WINNOW_VNNI)
+/// Adds to each lane the products of its four 8-bit integers in a, above 0, and b. WINNOW_VNNI: AVX-VNNI's encoding (vex), or
+/// that of AVX-512 (evex), of which vectors of 256 bits need nothing else.
+inline vi add_quads(vi sum, vi a, vi b) {
+  asm("%{" WINNOW_VNNI "%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  return sum;
+}
+#endif
+
 /// Adds to each lane the products of its two 16-bit integers in a and b.
 inline vi add_pairs(vi sum, vi a, vi b) {
 #if defined(__AVX512VNNI__)
   return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#elif defined(__AVXVNNI__)
-  return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#elif defined(WINNOW_VNNI)
+  asm("%{" WINNOW_VNNI "%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  return sum;
 #elif defined(__AVX512F__)
   return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <optional>
 
-#include "coded_direct.h"
-#include "kept.h"
+#include "direct.h"
+#include "scores.h"
 
 namespace winnow::WINNOW_ISA {
 

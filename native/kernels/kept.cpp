@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "direct.h"
-#include "kept.h"
 #include "scores.h"
 
 namespace winnow::WINNOW_ISA {

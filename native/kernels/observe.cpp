@@ -6,9 +6,8 @@
 // the order of the queries, so work is cut by keys.
 #include <numeric>
 
-#include "kept.h"
-#include "neighbours.h"
 #include "scores.h"
+#include "neighbours.h"
 
 namespace winnow::WINNOW_ISA {
 

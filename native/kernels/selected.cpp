@@ -11,7 +11,7 @@
 #include <functional>
 
 #include "attend.h"
-#include "coded_direct.h"
+#include "direct.h"
 #include "../types.h"
 
 namespace winnow::WINNOW_ISA {

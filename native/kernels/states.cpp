@@ -1,7 +1,5 @@
 // One step of layers that keep a state: each state is read from memory once and written once. Arithmetic is float.
 // A head is one thread's work from end to end, so results depend neither on threads nor on the other sequences.
-#include "../states.h"
-
 #include <algorithm>
 #include <cmath>
 #include <vector>

@@ -44,9 +44,9 @@ _HALVES = {
     "Q3_K": (108,),
     "Q6_K": (208,),
 }
-BYTE_SETS = ("avx2", "avx2_vnni")
+BYTE_SETS = ("avx2", "avx512_vnni", "avx2_vnni")
 """Instruction sets that multiply rows in bfloat16 as integers of 8 bits, but with `WIDE_KINDS`."""
-WIDE_KINDS = ("Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "F8_E4M3")
+WIDE_KINDS = ("IQ4_NL", "IQ4_XS", "MXFP4", "F8_E4M3")
 KINDS = pytest.mark.parametrize("kind", RAW)
 
 
@@ -148,6 +148,16 @@ def test_a_row_does_not_depend_on_those_beside_it(
     for first, count in ((0, 1), (3, 2), (rows // 3, rows // 2), (rows - 1, 1)):
         part = slice(first, first + count)
         assert torch.equal(whole[part], kernels.linear(x[part], packed, None))
+
+
+def test_the_largest_codes_of_q8_0(kernels: LayerKernels) -> None:
+    """-128 too, which no writer makes: sums of two such products are the largest that 16 bits hold."""
+    blocks = quantize(torch.ones(64, 64), "Q8_0")
+    blocks.data[:, 2:34], blocks.data[:, 36:] = 128, 127
+    x = torch.ones(3, 64, dtype=torch.bfloat16)
+    x[1, 32:], x[2] = -1, -1
+    found = kernels.linear(x, kernels.pack_blocks([blocks], torch.bfloat16), None)
+    assert torch.allclose(found.double(), x.double() @ their_numbers(blocks).double().T, rtol=5e-3)
 
 
 def test_special_rows_in_kernels(kernels: LayerKernels) -> None:

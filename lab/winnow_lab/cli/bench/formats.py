@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from winnow.errors import UsageError
 from winnow_lab.report.tables import TextTable
@@ -21,10 +21,8 @@ ARGUMENTS = ""
 DESCRIPTION = """\
 Multiply rows with the weights of layers of 107 million parameters, with every instruction set that runs here.
 
-Weights are what files have, blocks of few bits (Q4_0 stands for all) or numbers of two bytes; dtype is what activations
-and KVs are; "widened" is numbers of four bytes in their place. Tokens per second of processor time that one core
-spends on linear layers, which a busy neighbour changes little: of one sequence, of 16, and of a prompt. What `--dtype
-auto` takes is the fastest, or bfloat16 within 10 % of it.
+Weights are blocks of few bits or numbers of two bytes, as files have them, or widened to four bytes; dtype is that of
+activations and KVs. Tokens/s of one core's processor time: one sequence, 16, a prompt. `--dtype auto` goes by them.
 """
 EPILOG = """\
 examples:
@@ -35,6 +33,7 @@ WORKS = {"one": 1, "16": 16, "prompt": 256}
 WIDENED = "float32, widened"
 FORMS = {"blocks": ("float32", "bfloat16", WIDENED), "bfloat16": ("float32", "bfloat16")}
 """Forms by what a file has. Numbers of two bytes that are multiplied as float32 are widened too."""
+Call: TypeAlias = tuple[tuple[str, str, str], Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Options(StudyOptions):
     isa: tuple[str, ...] = flag((), "instruction sets (default: all that run here)")
     layers: int = flag(6, "of the twelve that the model has", least=1)
     repeats: int = flag(3, least=1)
+    kind: str = flag("Q4_0", "of the blocks", choices=("Q4_0", "Q8_0"))
 
 
 def measure(options: Options) -> Result:
@@ -59,7 +59,7 @@ def measure(options: Options) -> Result:
     rates: dict[str, dict[str, dict[str, list[float]]]] = {}
     lines = []
     for isa in names:
-        calls = dict(_calls(isa, own))
+        calls = dict(_calls(isa, own, options.kind))
         rounds = [[_processor_seconds(call) for call in calls.values()] for _ in range(options.repeats + 1)]
         for (kind, form, work), seconds in zip(calls, zip(*rounds[1:], strict=True), strict=True):
             of_form = rates.setdefault(isa, {}).setdefault(kind, {}).setdefault(form, [])
@@ -81,7 +81,7 @@ def _processor_seconds(call: Callable[[], object]) -> float:
     return time.thread_time() - begin
 
 
-def _calls(isa: str, own: "list[Tensor]") -> "Iterator[tuple[tuple[str, str, str], Callable[[], object]]]":
+def _calls(isa: str, own: "list[Tensor]", block_kind: str) -> Iterator[Call]:
     """Yield products with all weights, by what a file has, form and work."""
     import torch
 
@@ -91,7 +91,7 @@ def _calls(isa: str, own: "list[Tensor]") -> "Iterator[tuple[tuple[str, str, str
 
     # As the processor is used that has this set and no wider one.
     kernels = LayerKernels(native.Kernels(isa, ""))
-    blocks = [quantize(weight, "Q4_0") for weight in own]
+    blocks = [quantize(weight, block_kind) for weight in own]
     for kind, forms in FORMS.items():
         for form in forms:
             dtype = getattr(torch, form.removesuffix(", widened"))
