@@ -77,14 +77,14 @@ class Admission:
         instruct: Callable[[Replay, list[int]], Instruction],
     ) -> None:
         cache, ledger, longest = config.cache, memory.ledger, model.max_model_len
-        blocks, there = ledger.layout.blocks_for(longest), ledger.size.num_blocks
+        blocks, there = memory.layout.blocks_for(longest), memory.size.num_blocks
         if cache.kv_reservation == "max" and blocks > there:
             raise ConfigError(
                 f"kv_reservation=max holds {format_bytes(ledger.bytes_of(blocks))} of blocks for each request of up "
                 f"to {longest} tokens (max_model_len), and kv_memory {format_bytes(cache.kv_memory)} has "
                 f"{format_bytes(ledger.bytes_of(there))}"
             )
-        self._ledger, self._saved, self._accounts = ledger, memory.files.documents, accounts
+        self._layout, self._saved, self._accounts = memory.layout, memory.files.documents, accounts
         self._config, self._model, self._max_model_len = config, model, longest
         self._instruct = instruct
 
@@ -178,7 +178,7 @@ class Admission:
     def _substitutes(self, asked: list[ResolvedPolicy]) -> Iterator[list[ResolvedPolicy]]:
         for name in (SEEN, SENTENCE, FULL):
             [other] = self._resolve(SamplingParams(eviction=name))
-            if other.policy.score.num_accumulators <= self._ledger.layout.num_accumulators:
+            if other.policy.score.num_accumulators <= self._layout.num_accumulators:
                 yield [replace(each, name=name, policy=other.policy) for each in asked]
 
     def _grant(
@@ -192,7 +192,7 @@ class Admission:
         uncut: tuple[tuple[int, int], ...],
     ) -> tuple[list[SequenceEviction | None], int]:
         """Bind policies to a request. Returns one for all samples or one each, and most tokens of an answer."""
-        prompt_len, layout, there = len(token_ids), self._ledger.layout, self._accounts.limit(tenant)
+        prompt_len, layout, there = len(token_ids), self._layout, self._accounts.limit(tenant)
         total = prompt_len + max_tokens - 1
         evictions = self._bind(asked, token_ids, params, total, uncut)
         for eviction in evictions:
@@ -279,7 +279,7 @@ class Admission:
         ]
 
     def _check_policy(self, eviction: SequenceEviction) -> None:
-        policy, available = eviction.policy, self._ledger.layout.num_accumulators
+        policy, available = eviction.policy, self._layout.num_accumulators
         if policy.score.num_accumulators > available:
             raise InvalidRequestError(
                 f"{type(policy.score).__name__} needs {policy.score.num_accumulators} accumulators per KV, and the "
@@ -298,7 +298,7 @@ class Admission:
 
     def _blocks(self, eviction: SequenceEviction | None, num_tokens: int) -> int:
         """Return the most blocks that a sequence holds while its first `num_tokens` tokens are computed."""
-        layout = self._ledger.layout
+        layout = self._layout
         most = layout.blocks_seen(num_tokens)
         if eviction is not None:
             most = eviction.peak_blocks(layout, num_tokens)

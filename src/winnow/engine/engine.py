@@ -12,7 +12,6 @@ from winnow.engine.admission import Admission
 from winnow.engine.answer_check import AnswerCheck
 from winnow.engine.counters import Counters, Occupancy, eviction_report, kept_parts, measure_occupancy
 from winnow.engine.executor import Executor, ServedModel
-from winnow.engine.memory.memory import Memory
 from winnow.engine.plan import StepResult
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.request import Request, Sequence
@@ -51,7 +50,7 @@ class Engine:
         clock: Callable[[], float],
     ) -> None:
         self.scheduler = scheduler
-        self.memory: Memory = scheduler.memory
+        self.memory = scheduler.memory
         self.requests = RequestTable(model.tokenizer, model.eos_token_ids, clock)
         self._executor, self._admission, self._counters = executor, admission, Counters()
         self._model, self._config, self._clock = model, config, clock
@@ -212,20 +211,13 @@ class Engine:
 
     def close(self) -> None:
         """Warn of settings that the run showed to be wrong, and free what is held."""
-        files = self.memory.files
-        why = files.documents.why_unused()
-        if why is not None:
-            warnings.warn(f"no request used the prefix_store: {why}", stacklevel=2)
-        files.close()
+        self.memory.close()
         self._executor.close()
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
         self._settle()
-        memory = self.memory
-        memory.apply_update()
-        self._executor.check_integrity(memory.ledger.holdings())
-        memory.check_integrity(self.scheduler.running, list(self.scheduler.waiting))
+        self.memory.check_integrity(self.scheduler.running, list(self.scheduler.waiting))
         for sequence in self.scheduler.running:
             self._check_rows(sequence)
 

@@ -1,5 +1,6 @@
 """Owner of all KVs: rows of sequences, the index of prefixes, and the stores outside of the device."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence as SequenceType
 from itertools import chain
 from pathlib import Path
@@ -274,8 +275,17 @@ class Memory(Room):
         if disk:
             self.files.clear()
 
+    def close(self) -> None:
+        """Write what waits for files, and warn of a `prefix_store` that was of no use."""
+        why = self.files.documents.why_unused()
+        if why is not None:
+            warnings.warn(f"no request used the prefix_store: {why}", stacklevel=3)
+        self.files.close()
+
     def check_integrity(self, running: SequenceType[Sequence], waiting: SequenceType[Sequence]) -> None:
         ledger = self.ledger
+        self.apply_update()
+        self._executor.check_integrity(ledger.holdings())
         ledger.check_integrity()
         for sequence in running:
             computed = sequence.kv.num_computed + sequence.kv.replayed

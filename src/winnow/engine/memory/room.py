@@ -14,8 +14,7 @@ from winnow.values.units import format_bytes
 
 
 class Room:
-    """Questions of the memory: blocks that sequences hold, will take and would free. What each needs follows from its
-    policy.
+    """Questions of the memory: blocks that sequences hold, will take and would free, as their policies have it.
 
     Requests join others only up to the high watermark. After one was held back, none joins until use has fallen to the
     low one. None is held back while nothing runs.

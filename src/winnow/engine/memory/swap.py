@@ -65,8 +65,8 @@ class Swap:
         demand = self._ledger.demand_of(_host_id(sequence), 1)
         return self._ledger.num_free_slots > 0 and self._ledger.has_room_for(demand)
 
-    def resume(self, sequence: Sequence) -> bool:
-        """Restore a swapped sequence that fits to a slot. Returns False if it must compute its tokens again."""
+    def resume(self, sequence: Sequence) -> None:
+        """Restore a swapped sequence that fits to a slot; without one it must compute its tokens again."""
         host_id, start, ledger = _host_id(sequence), self._clock(), self._ledger
         try:
             self._executor.apply(ledger.take_update())
@@ -80,12 +80,11 @@ class Swap:
         except BaseException as error:
             self.drop(sequence)
             if isinstance(error, HostTierError):
-                return False
+                return
             raise
         self._discard_copy(sequence)
         sequence.kv = replace(sequence.kv, slot=slot, host_id=None)
         self._count(sequence, swap_bytes_in=nbytes, swap_seconds=self._clock() - start)
-        return True
 
     def record_step(self, plan: StepPlan, sequences: SequenceType[Sequence], seconds: float) -> None:
         self.costs.record_step(plan, seconds)
