@@ -20,8 +20,9 @@ from transformers import (
 )
 
 from winnow import LLM, SamplingParams
-from winnow.config import ModelConfig
+from winnow.config import EngineConfig, ModelConfig
 from winnow.errors import InvalidRequestError, UnsupportedModelError
+from winnow.executor.build import _identity
 from winnow.models import load_model
 
 pytest.importorskip("gguf")
@@ -208,6 +209,18 @@ def test_a_repository_of_parts_and_a_tower(tmp_path: Path, caplog: pytest.LogCap
     assert any("pictures are read by mmproj-F32.gguf" in line for line in caplog.messages)
     decoder: Any = load_model(ModelConfig(parts[0], dtype="float32")).decoder
     assert decoder.layers[-1].down.packed.kinds == {"IQ4_XS"}
+
+
+def test_another_tower_makes_other_kvs(tmp_path: Path) -> None:
+    """What is saved beside one is of no use beside another."""
+    path, model = write(tmp_path, "qwen2vl")
+    config = EngineConfig.from_options({"model": path, "dtype": "float32"})
+    loaded = load_model(config.model)
+    before = _identity(loaded, config)
+    assert _identity(loaded, config) == before
+    next(model.model.visual.blocks[0].parameters()).data += 1
+    save_tower(tmp_path / "mmproj-tiny-F32.gguf", "qwen2vl", model)
+    assert _identity(loaded, config) != before
 
 
 def test_towers_that_do_not_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,7 @@ from winnow.executor.rank_team import RankTeam
 from winnow.executor.step_graphs import MOST_CHUNK_TOKENS
 from winnow.executor.tensor_parallel import TensorParallelExecutor, build_executor, load_rank, on_gpus
 from winnow.models import LoadedModel, PlainModel, load_model
+from winnow.models.load.gguf.vision import find_tower
 from winnow.models.load.hub import locate_adapter, locate_model
 from winnow.models.model.memory import release_cached
 from winnow.models.model.tokens import text_pool
@@ -102,7 +103,9 @@ def _identity(loaded: LoadedModel, config: EngineConfig) -> str:
     """Return what identifies a model whose KVs are the same: its files, and the format in which it computes."""
     weights = config.model.load_format, config.model.seed if config.model.load_format == "dummy" else None
     narrow = [asdict(each) for each in (loaded.blocks, loaded.library) if each is not None]
-    digest = model_digest(locate_model(config.model), locate_adapter(config.model))
+    path = locate_model(config.model)
+    tower = find_tower(path)  # KVs of pictures follow from it
+    digest = model_digest(path, locate_adapter(config.model), tower and tower.path)
     return dump_json([digest, str(loaded.dtype), weights, *narrow])
 
 

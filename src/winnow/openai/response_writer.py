@@ -98,7 +98,7 @@ class ResponseWriter:
             "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
             "service_tier": "default",
             "store": self.stored,
-            "temperature": _or(body.get("temperature"), 1.0),
+            "temperature": 1.0 if body.get("temperature") is None else body["temperature"],
             "text": {"format": text.get("format") or {"type": "text"}},
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": [
@@ -107,7 +107,7 @@ class ResponseWriter:
                 if not is_hollow(tool)
             ],
             "top_logprobs": body.get("top_logprobs") or 0,
-            "top_p": _or(body.get("top_p"), 1.0),
+            "top_p": 1.0 if body.get("top_p") is None else body["top_p"],
             "truncation": "disabled",
             "usage": None if usage is None else _usage(usage),
         }
@@ -202,10 +202,6 @@ def _custom_input(arguments: str) -> str:
     except (ValueError, KeyError, TypeError):
         return arguments
     return value if isinstance(value, str) else arguments
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
 
 
 def _usage(usage: Mapping[str, Any]) -> Record:

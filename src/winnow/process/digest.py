@@ -59,15 +59,15 @@ def sampled_digest(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def model_digest(model: Path, adapter: Path | None = None) -> str:
-    """Return SHA-256 over the names, sizes and contents of a model's files, and of those of an adapter merged into it.
+def model_digest(model: Path, *beside: Path | None) -> str:
+    """Return SHA-256 over the names, sizes and contents of a model's files, and of an adapter's or a tower's beside it.
     Raises UnsupportedModelError: `model` is neither a directory with a config.json nor a file, or cannot be read."""
     if not model.is_file() and not (model / "config.json").is_file():
         raise UnsupportedModelError(
             f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
         )
     try:
-        return sampled_digest(model_files(model) | (model_files(adapter) if adapter else set()))
+        return sampled_digest(model_files(model).union(*map(model_files, filter(None, beside))))
     except OSError as error:
         raise UnsupportedModelError(
             f"model: cannot load {model}: cannot read {error.filename}: {error.strerror}"
