@@ -32,7 +32,6 @@ of `winnow plan`. Traces are Azure's .csv or Mooncake's .jsonl files (winnow_lab
 EPILOG = """\
 examples:
   winnow simulate llama-3-8b --gpu L4 --trace AzureLLMInferenceTrace_conv.csv --limit 2000
-  winnow simulate llama-3-8b --gpu L4 --trace conv.csv --eviction full,kv-compress-pd --compression 4
   winnow simulate llama-3-8b --gpu L4 --trace conv.csv --scheduling-policy fair --tenants tenants.json
   winnow simulate llama-3-70b --gpu H100 --gpus 4 --replicas 4 --routing prefix --trace mooncake.jsonl
 """

@@ -37,7 +37,6 @@ EPILOG = """\
 examples:
   winnow tune prompts.jsonl --agreement 0.98
   winnow tune prompts.jsonl --model DIR --kv-memory 256MiB --batches 16,64 --journal tune.jsonl
-  winnow tune prompts.jsonl --objective bytes --presets kv-compress,snapkv --compressions 2,4,8,16
 Lines are those of `winnow run`. Lines with a reference are compared by their metric instead: what counts is
 the score, relative to the full cache's.
 """

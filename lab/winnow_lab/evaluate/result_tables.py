@@ -273,12 +273,13 @@ def _map(evaluation: Evaluation, result: CellResult) -> "Figure":
 
 RESULTS = "results.json"
 TABLES = "results.md"
-_QUERY_AWARE = """\
+_NOTES = """\
 Query-aware: the policy judges the whole prompt, and so knows the question when it decides what stays. Query-agnostic:
-it judges the context before it has seen the question, which is then kept whole."""
-_MEAN = """\
+it judges the context before it has seen the question, which is then kept whole.
+
 A mean is over the informative categories. One that a control answers as well as the full cache does (within 5 %), or
-that the full cache itself does not answer (below 0.1), is uninformative: it is marked and left out."""
+that the full cache itself does not answer (below 0.1), is uninformative: it is marked and left out.
+"""
 
 
 def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any]) -> list[Path]:
@@ -290,8 +291,7 @@ def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any
     fact = (
         f"Model: {head['model']}; {evaluation.prompts} prompts per cell; ± is the standard error of a mean."
     )
-    notes = f"{_QUERY_AWARE}\n\n{_MEAN}\n"
-    text = page(f"winnow eval {evaluation.task}", head, [fact], notes, list(all_tables(evaluation)), shown)
+    text = page(f"winnow eval {evaluation.task}", head, [fact], _NOTES, list(all_tables(evaluation)), shown)
     maps = [f"- [{each.stem}](maps/{each.name})\n" for each in pictures if each.parent != directory]
     tables.write_text(
         text + "".join(["\n## Categories by length\n\n", *maps] if maps else []), encoding="utf-8"

@@ -2,7 +2,6 @@
 
     python lab/winnow_lab/peers/run.py
     python lab/winnow_lab/peers/run.py --peers winnow,openvino --rounds 5 -o runs
-    python lab/winnow_lab/peers/run.py --requests 4 --prompt-tokens 64 --new-tokens 8 --kv-seqs 2
 
 The work is W1: random prompts on a model of random weights. payoff.py compares on real models.
 

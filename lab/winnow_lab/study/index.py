@@ -87,6 +87,8 @@ real.codecs: What do formats of stored KVs cost in quality, and eviction at equa
     codecs.md#codecs_demo: the demo model loses nothing down to int4
     equal_bytes.md: few bits before eviction: int8 and 2x beat 4x alone
     equal_bytes.md#equal_bytes_demo: demo model: at 64x fewer bytes bits with eviction keep all, eviction alone half
+winnow eval lm-eval: Which of several answers is the most probable one?
+    codecs.md#codecs_knowledge: general knowledge, of which it has little: int8 and int4 change nothing
 real.codec_error: What does rounding do to keys, values and attention apart?
     codecs.md#codec_error: layer by layer: keys cost twice what values do: their mean takes range
 answers.architectures: Which of transformers' models are served? (docs/architectures.md)
@@ -127,6 +129,10 @@ winnow bench pressure: Traces on too little memory
     pressure_preemption.json: copying is 9 to 30 times cheaper than computing again
 memory.reservation: What does reserving blocks waste?
     reservation.md: blocks of 16 leave 0.5 % empty, whole buffers 83 %
+python examples/allocators.py: What do allocators leave empty that hold KVs?
+    reservation.md#allocators: KVs in memory: blocks of 16 leave 0.6 % empty, whole buffers 85
+python examples/beam_search.py: What do beams hold?
+    reservation.md#beams: four beams of 2,048 tokens and 32 of their own hold 1.03 times one, unshared 4.00
 memory.without_cache: What does the KV cache save at all?
     without_cache.md: 3.1 times at 128 tokens, 9.6 at 512
 # machines
@@ -137,6 +143,7 @@ winnow bench kernel: Kernels of attention beside the machine's limits
 speed.drafts: What do drafts gain, and does their gate keep them from losing?
     drafts.md: lookup: 0.985 to 1.13 with the gate; a useless draft model 0.88
 speed.eviction_overhead: What do scoring, planning and moving cost?
+    reservation.md#eviction_overhead: where heads compete a round holds 12 times its scores
 speed.host_time: What does a decode step cost besides the model?
 speed.linear_layers: Products with weights by who multiplies
 """)

@@ -30,9 +30,7 @@ say how many tokens stand for a word. As in the paper, batch 4 doubles the mixed
 modes get the same queries in the same order and compute the same tokens.
 
 examples:
-  python -m winnow_lab.papers baton
   python -m winnow_lab.papers baton --repeats 3 --journal baton.journal -o results
-  python -m winnow_lab.papers baton --sets short --rate 4 --modes static,embedding
   python -m winnow_lab.papers baton --sets trace --trace AzureLLMInferenceTrace_conv.csv --short-scale 0.25 --rate 2
 
 With --journal, runs reach the disk as they end, and the same command resumes where it was stopped.

@@ -20,7 +20,6 @@ continuations of WikiText-2, and those before the first that differs. Perplexity
 after as long a context. Query-aware: a question is part of the prompt. Weights are as softmaxed, but in rows that say
 `renormalize`, the engine's default.
 """
-DASH = "out of memory"
 
 
 def answer_table(found: Sequence[Answered], model: str) -> TextTable:
@@ -70,7 +69,7 @@ def throughput_table(cells: Sequence[Cell], model: str, kv_memory: str) -> TextT
         for setting in settings:
             cell = by_key.get((setting, prompt, batch))
             if cell is None or cell.rate is None:
-                entries.append("" if cell is None else DASH)
+                entries.append("" if cell is None else "out of memory")
                 continue
             against = "" if full is None or full.rate is None else f" ({cell.rate / full.rate:.2f}x)"
             spread = f" [{min(cell.rates):.1f}-{max(cell.rates):.1f}]" if len(cell.rates) > 1 else ""
