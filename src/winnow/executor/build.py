@@ -105,7 +105,8 @@ def _identity(loaded: LoadedModel, config: EngineConfig) -> str:
     narrow = [asdict(each) for each in (loaded.blocks, loaded.library) if each is not None]
     path = locate_model(config.model)
     tower = find_tower(path)  # KVs of pictures follow from it
-    digest = model_digest(path, locate_adapter(config.model), tower and tower.path)
+    beside = locate_adapter(config.model), None if tower is None else tower.path
+    digest = model_digest(path, *beside)
     return dump_json([digest, str(loaded.dtype), weights, *narrow])
 
 
