@@ -1,4 +1,4 @@
-"""What three ways to allocate KVs hold, on the lengths of a trace: TRACE is a file of Azure's, as CSV.
+"""What three ways to allocate KVs hold, on the lengths of a trace: a file of Azure's as CSV, else of drawn ones.
 
 16 sequences grow side by side, a token a step each behind their prompts, and the next request takes the place of one
 that ends. KVs are written into memory: a buffer of the longest sequence for each, a buffer that doubles and is copied,
@@ -108,10 +108,21 @@ def serve(sizes: list[tuple[int, int]], new: Callable[[], Sequence]) -> tuple[fl
     return 1 - ends[1] / ends[0], 1 - steps[1] / steps[0], most, time.process_time() - begun
 
 
-def main() -> None:
-    with open(sys.argv[1], encoding="utf-8") as file:
+def read(trace: str) -> list[tuple[int, int]]:
+    """Return the tokens of each 40th request's prompt and answer."""
+    with open(trace, encoding="utf-8") as file:
         rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
-    sizes = [row for row in rows if sum(row) <= LONGEST][::40]
+    return [row for row in rows if sum(row) <= LONGEST][::40]
+
+
+def draw(requests: int) -> list[tuple[int, int]]:
+    """Return as many, most of them short."""
+    tokens = np.random.default_rng(0).lognormal((6.5, 4.5), (1.0, 0.7), (requests, 2)).astype(int)
+    return [(prompt, answer) for prompt, answer in np.clip(tokens, 1, LONGEST // 2).tolist()]
+
+
+def main() -> None:
+    sizes = read(sys.argv[1]) if sys.argv[1:] else draw(64)
     pool = Pool()
     kinds: dict[str, Callable[[], Sequence]] = {
         "whole buffers": lambda: Buffer(LONGEST),

@@ -18,7 +18,8 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [str(path)])
     # In this process: one of its own takes five seconds and more to import torch and transformers.
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()

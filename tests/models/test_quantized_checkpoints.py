@@ -12,13 +12,14 @@ from safetensors.torch import save_file
 from tests.tiny_llama import save_tiny_llama
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
-from winnow import LLM, SamplingParams, native
+from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model
 from winnow.models.fast import optimize
 from winnow.models.fast.fused import build
 from winnow.models.model.experts import GroupedExperts, is_experts
+from winnow.process import native
 
 pytestmark = pytest.mark.cpu
 FORMS: dict[str, dict[str, Any]] = {

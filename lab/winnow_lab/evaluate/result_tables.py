@@ -23,9 +23,8 @@ UNINFORMATIVE = "*"
 
 
 def query_label(query: str) -> str:
-    return (
-        "query-agnostic (judged before the question)" if query == AGNOSTIC else "query-aware (question seen)"
-    )
+    agnostic, aware = "query-agnostic (judged before the question)", "query-aware (question seen)"
+    return agnostic if query == AGNOSTIC else aware
 
 
 def mean_table(evaluation: Evaluation, query: str) -> TextTable:
@@ -288,9 +287,8 @@ def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any
     results.write_text(dump_json({**head, **evaluation.to_json()}, indent=1) + "\n", encoding="utf-8")
     pictures = draw(evaluation, directory) if can_draw() else []
     shown = [each for each in pictures if each.parent == directory]
-    fact = (
-        f"Model: {head['model']}; {evaluation.prompts} prompts per cell; ± is the standard error of a mean."
-    )
+    each_cell = f"{evaluation.prompts} prompts per cell; ± is the standard error of a mean"
+    fact = f"Model: {head['model']}; {each_cell}."
     text = page(f"winnow eval {evaluation.task}", head, [fact], _NOTES, list(all_tables(evaluation)), shown)
     maps = [f"- [{each.stem}](maps/{each.name})\n" for each in pictures if each.parent != directory]
     tables.write_text(

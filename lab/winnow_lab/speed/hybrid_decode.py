@@ -47,10 +47,8 @@ def sizes(vocab: int, hidden: int, layers: int, **more: Any) -> dict[str, Any]:
 
 def attends(layers: int, every: int) -> dict[str, list[str]]:
     """Return kinds of layers, each `every`-th of which attends."""
-    kinds = (
-        "full_attention" if layer % every == every - 1 else "linear_attention" for layer in range(layers)
-    )
-    return {"layer_types": list(kinds)}
+    attends = (layer % every == every - 1 for layer in range(layers))
+    return {"layer_types": ["full_attention" if each else "linear_attention" for each in attends]}
 
 
 SHAPES: dict[str, Callable[[], PretrainedConfig]] = {

@@ -77,6 +77,7 @@ real: How much of a real model's accuracy does each policy keep?
     real_fit.md#fit_kvpress: fitted KVs beat kvpress's presses at 16x, 0.75 for 0.66
 winnow eval ruler: What do further papers' policies keep?
     plugins.md: few prompts: at 4x Expected Attention keeps 0.65 of 0.83, RoCo 0.08
+    headline_batch_max.md#batch_max_documents: a document and four questions: Batch-Max and ED lose most answers
 winnow eval perplexity: How well is text predicted with a quarter of the KVs?
     perplexity.md: H2O keeps text best at 4x, 1.19 of full; recent tokens 2.4
 real.known: Shares of the full cache's score by model, policy and task
@@ -99,6 +100,7 @@ papers.headline: Answers and speed by policy and compression, on the same prompt
     headline.md: keys, P&D, int8 at 8x: 2.8 times, 11.5 points lost
     headline.md#headline_contexts: 1,000 to 7,500 tokens: `kv-compress` 8x is 2.9 to 1.6 times the full cache
     headline_batch_max.md: summaries: Batch-Max 2.2 times, 0.23 of 0.26; ED 2.8 times, 0.04
+    headline_batch_max.md#batch_max_static: static batches that divide the requests: 4, with ED 4, with Batch-Max 8
     headline.md#headline_mixed: lengths mixed: `kv-compress` 8x 2.65 times, more than with one length
     headline.md#headline_64x: 64x keeps 2 of 62 %; rounds after each step change nothing
     headline.md#headline_tables: 128 KVs: `kv-compress` 0.35, SnapKV 0.23 of 0.67; L2 beats L1
@@ -108,6 +110,7 @@ papers baton: BATON: four ways to batch
     gemma.md: Gemma-3-270M: BATON, KCache; asked later nothing is kept
     baton.md#baton_sizes: batches of 4, 6, 8: embedding 1.4 to 1.5 times static
     baton.md#baton_trace: Azure's conversations: embedding 1.8 times static, the paged engine 2.6
+    baton.md#baton_loads: the trace at three loads: embedding takes 1.27 to 1.43 times fewer passes
     baton.md#baton_demo: demo model, mixed set: embedding 2.5 and 2.8 times static
 papers kcache: KCache: values that weigh most from the host
     kcache.md: renormalized weights with N = 32 keep needles and perplexity
