@@ -1,4 +1,6 @@
-"""What three ways to allocate KVs hold, on the lengths of a trace: a file of Azure's as CSV, else of drawn ones.
+"""Compare the memory that three ways to allocate KVs hold and leave empty.
+
+Requests have the lengths of a trace, a CSV file of Azure's named as the argument, or random ones without it.
 
 16 sequences grow side by side, a token a step each behind their prompts, and the next request takes the place of one
 that ends. KVs are written into memory: a buffer of the longest sequence for each, a buffer that doubles and is copied,
@@ -84,8 +86,8 @@ class Table:
 
 
 def serve(sizes: list[tuple[int, int]], new: Callable[[], Sequence]) -> tuple[float, float, int, float]:
-    """Return what is held and empty at ends and over all steps, as parts of what is held, the most bytes held, and
-    seconds of processor time."""
+    """Return the empty share of held memory, at the ends of sequences and over all steps; the peak of held memory in
+    bytes; and the processor time in seconds."""
     waiting, running = deque(sizes), dict[int, tuple[Sequence, int]]()
     kvs, ends, steps, most = np.ones((LONGEST, WIDTH), np.float16), [0, 0], [0, 0], 0
     begun, number = time.process_time(), 0

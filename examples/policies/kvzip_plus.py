@@ -29,7 +29,7 @@ from winnow.eviction import (
 
 
 class Repetition(Probe):
-    """Of the replay's tokens by pass and layer: queries, scaled, keys, and norms of what attention is computed from."""
+    """Keep scaled queries, keys and norms of hidden states of the replay's tokens, by pass and layer."""
 
     name = "repetition"
 

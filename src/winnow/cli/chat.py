@@ -59,7 +59,7 @@ class Partner(ABC):
 
     session: str | None = None
     num_tokens: tuple[int, int] | None = None
-    """Of the prompt before the last answer, and of the answer."""
+    """Tokens of the last prompt, and of its answer."""
 
     @abstractmethod
     def introduction(self) -> list[str]: ...

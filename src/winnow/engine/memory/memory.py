@@ -123,16 +123,16 @@ class Memory(Room):
         computed: SequenceType[tuple[Sequence, PlannedSequence, int, list[int]]],
         rejected: Mapping[int, int],
     ) -> None:
-        """Take back, by slot, KVs of tokens that were proposed and not sampled; index and count what was computed: of
-        each sequence what was planned, the tokens that it has now, and which it gets after those it had."""
+        """Record a computed step.
+
+        Args:
+            computed: of each sequence its plan, the number of its computed tokens, and its new tokens.
+            rejected: by slot, how many KVs of rejected draft tokens are dropped.
+        """
         if rejected:
             self.ledger.take_back(list(rejected), list(rejected.values()))
-        for (
-            sequence,
-            entry,
-            end,
-            accepted,
-        ) in computed:  # after it: where rows slide, they say which tokens these are
+        # After rows are cut back: where they slide, they say which tokens these are.
+        for sequence, entry, end, accepted in computed:
             if entry.placed:
                 self.spans.count(sequence, entry.reused + entry.repaired, entry.repaired)
             self.prefixes.remember(sequence, entry.start, end, accepted)
@@ -237,11 +237,11 @@ class Memory(Room):
             sequence.kv.replayed = 0
 
     def take_update(self) -> CacheUpdate:
-        """Return all that changed since the last call, which the executor has to follow."""
+        """Return the cache changes since the last call, which the executor has to apply."""
         return self.ledger.take_update()
 
     def apply_update(self) -> None:
-        """Let the executor follow what has changed so far."""
+        """Send pending cache changes to the executor."""
         self._executor.apply(self.take_update())
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""How much room there is for a newcomer, beside what those that run were promised, and what sequences hold."""
+"""Whether requests fit into KV memory: blocks that are free, promised to running requests, and held."""
 
 from collections.abc import Iterable, Iterator, Sequence as SequenceType
 from itertools import islice
