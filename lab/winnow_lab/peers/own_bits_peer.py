@@ -36,8 +36,8 @@ def measure(name: str, model: str, threads: int, prompt_tokens: int) -> dict[str
     seconds(1, 4, 1)
     found = {"start": time.perf_counter() - BEGIN}
     for key, count, new in (("one", 1, 64), ("16", 16, 32)):
-        rates = [count * (new - 1) / (seconds(count, 16, new) - seconds(count, 16, 1)) for _ in range(2)]
-        found[key] = max(rates)
+        whole, first = (min(seconds(count, 16, each) for _ in range(2)) for each in (new, 1))
+        found[key] = count * (new - 1) / (whole - first)
     found["prompt"] = prompt_tokens / seconds(1, prompt_tokens, 1)
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     kib = {line.split()[0]: int(line.split()[1]) for line in lines if line.startswith(("VmRSS", "RssAnon"))}
