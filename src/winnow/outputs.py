@@ -221,7 +221,7 @@ class AgreementRecord:
         checked: answers that were compared; `equal` of them have the full cache's tokens.
         tokens: of these answers; `agreed` of them are what the full cache writes behind the same tokens.
         lines: ids of the others' requests, the first 100.
-        sampled: answers that are not compared, as chance took part in them.
+        waiting: answers that are compared once `check` leaves time.
     """
 
     checked: int = 0
@@ -229,7 +229,7 @@ class AgreementRecord:
     tokens: int = 0
     agreed: int = 0
     lines: list[str] = field(default_factory=list)
-    sampled: int = 0
+    waiting: int = 0
 
     LEAST_CHECKED: ClassVar[int] = 8
     LEAST_SHARE: ClassVar[float] = 0.8

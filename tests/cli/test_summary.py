@@ -9,7 +9,7 @@ from rich.console import Console
 
 from winnow.batch.records import Tally
 from winnow.cli.screen.summary import Forecast, Summary
-from winnow.outputs import CompressionOutlook, DraftRates, EngineStats
+from winnow.outputs import AgreementRecord, CompressionOutlook, DraftRates, EngineStats
 from winnow.server.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -162,3 +162,16 @@ def test_a_line_says_once_what_compressing_promises(
     for _ in range(2):
         forecast.say(cast("LLM", SimpleNamespace(config=config, stats=lambda: stats)))
     assert file.getvalue().count("winnow: ") == bool(line) and line in file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (AgreementRecord(checked=4, equal=3, tokens=80, agreed=76, lines=["line-7"]), "3 of 4"),
+        (AgreementRecord(waiting=2), "none: it would take too long (--check 1)"),
+        (AgreementRecord(), ""),
+    ],
+)
+def test_what_compression_cost_is_said_or_why_not(record: AgreementRecord, said: str) -> None:
+    found = shown(Summary(Tally(requests=3), 0, 100.0, EngineStats(agreement=record)))
+    assert said in found and ("the full cache's" in found) == bool(said)

@@ -20,12 +20,13 @@ _WHOLE: dict[str, Any] = {name: getattr(EvictionRequest(), name) for name in EVI
 
 
 class AnswerCheck:
-    """Choice of greedy answers under a policy, `share` of them and at least 4, each as likely as any other, to be
+    """Choice of answers under a policy, `share` of them and at least 4, each as likely as any other, to be
     compared with the full cache's; and what came of it.
 
     The tokens of an answer are proposed to a request that keeps every KV, as drafts are: it samples them, many in a
     step, as long as it would have given them itself. So they are compared exactly, up to the rounding of a step's
-    numbers, with all that its parameters ask for, at the price of a prompt.
+    numbers, with all that its parameters ask for, at the price of a prompt. Draws take the same random numbers, so that
+    drawn tokens differ by what was evicted alone.
     """
 
     def __init__(self, share: float, seed: int) -> None:
@@ -40,9 +41,6 @@ class AnswerCheck:
         params, ages = request.params, request.session is not None and request.session.ages
         ended = sequence.finish_reason in ("stop", "length") and sequence.index == 0 and answer
         if not (self._share and ended and sequence.rounds.rounds) or params.forced_tokens or ages:
-            return
-        if not params.is_greedy:
-            self.record.sampled += 1
             return
         self._num_known += 1
         wanted = max(_LEAST, self._share * self._num_known)
@@ -82,19 +80,23 @@ class AnswerCheck:
 
     def compared(self, new: NewRequest, answer: tuple[int, ...], *, shares_prefixes: bool) -> None:
         """Count the tokens up to the first that the full cache writes otherwise. The rest comes next where prefixes are
-        shared, so that it costs a step, and where it is no form, which would begin anew."""
+        shared, so that it costs a step."""
         end, expected, record = len(answer), new.expected, self.record
         record.tokens += end
         record.agreed += sum(a == b for a, b in zip(answer, expected, strict=False))
-        if not new.continues:
+        if not new.answered:
             record.checked += 1
             record.equal += answer == expected
             if answer != expected and len(record.lines) < record.MOST_LINES:
                 record.lines.append(new.request_id)
-        if shares_prefixes and 0 < end < len(expected) and new.params.form is None:
+        if shares_prefixes and 0 < end < len(expected):
             params, done = replace(new.params, max_tokens=len(expected) - end, min_tokens=0), expected[:end]
             rest = replace(new, token_ids=[*new.token_ids, *done], params=params, expected=expected[end:])
-            self.put_back(replace(rest, continues=True))
+            self.put_back(replace(rest, answered=new.answered + end))
+
+    def snapshot(self) -> AgreementRecord:
+        """Return the record as it is now."""
+        return replace(self.record, lines=list(self.record.lines), waiting=len(self._waiting))
 
     def put_back(self, new: NewRequest) -> None:
         """Take back what is left of a check: all of it where it gave way to a request."""

@@ -181,9 +181,8 @@ class Engine:
     def stats(self) -> EngineStats:
         kv_memory = self._config.cache.kv_memory
         found = self._counters.stats(self.scheduler, self._executor, self.requests, kv_memory)
-        record, checks = self._check.record, self._checked is not None
-        record = replace(record, lines=list(record.lines))
-        return replace(found, num_running=found.num_running - checks, agreement=record)
+        checks = self._checked is not None
+        return replace(found, num_running=found.num_running - checks, agreement=self._check.snapshot())
 
     def implementation(self) -> dict[str, str]:
         return {"attention": self._executor.attention, "KVs": self._executor.layout.codec_names}

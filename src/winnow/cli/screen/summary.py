@@ -144,8 +144,8 @@ class Summary:
             yield "checked answers equal to the full cache's", f"{record.equal:,} of {record.checked:,}"
             yield "  tokens that it writes there too", f"{record.agreed / record.tokens:.0%}"
             yield from [("  others", f"lines {others}")] if others else []
-        elif record.sampled:
-            yield "answers checked", "none: chance took part (temperature 0 leaves it out)"
+        elif record.waiting:
+            yield "answers compared with the full cache's", "none: it would take too long (--check 1)"
         if stats.replay_tokens:
             yield "contexts repeated", f"{stats.replay_tokens:,} tokens, {stats.replay_seconds:,.1f} s"
         if stats.num_replays_replaced:

@@ -47,7 +47,7 @@ class NewRequest:
         deltas: each output holds the text, tokens and logprobs that are new since the one before it, so that a long
             answer is not copied whole at every token.
         expected: tokens of an answer that this one is compared with: proposed as drafts are, as long as they are right.
-        continues: they are the rest of an answer, behind a token that the full cache writes otherwise.
+        answered: tokens at the prompt's end that are the answer's first: penalties, forms and draws go on behind them.
         cut_to_memory: a `max_tokens` above what the KV memory holds is cut, not refused.
         session: the conversation that it is a turn of; None: prefixes alone are found.
         documents: tokens of the prompt that are units of their own, which may stand elsewhere in others: half-open, in
@@ -68,7 +68,7 @@ class NewRequest:
     images: tuple[PromptImage, ...] = ()
     documents: tuple[tuple[int, int], ...] = ()
     expected: tuple[int, ...] = ()
-    continues: bool = False
+    answered: int = 0
 
     def __post_init__(self) -> None:
         error = InvalidRequestError

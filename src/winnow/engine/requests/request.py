@@ -55,15 +55,8 @@ class KVState:
 
 
 _AS_ASKED = (
-    "observer",
-    "priority",
-    "tenant",
-    "final_only",
-    "deltas",
-    "session",
-    "images",
-    "documents",
-    "expected",
+    *("observer", "priority", "tenant", "final_only", "deltas"),
+    *("session", "images", "documents", "expected", "answered"),
 )
 
 
@@ -106,6 +99,7 @@ class Request:
     num_repaired_tokens: int = 0
     """Tokens of placed spans that were computed again."""
     expected: tuple[int, ...] = ()
+    answered: int = 0
     sequences: list["Sequence"] = field(init=False)
 
     @classmethod

@@ -108,7 +108,7 @@ def new_sequence(sequence: Sequence) -> NewSequence:
     return NewSequence(
         sequence.kv.running_slot,
         list(sequence.token_ids),
-        sequence.prompt_len,
+        sequence.prompt_len - sequence.request.answered,
         sequence.request.params,
         sequence.index,
         sequence.eviction,
