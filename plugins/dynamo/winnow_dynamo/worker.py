@@ -203,7 +203,7 @@ def _number(key: bytes) -> int:
 def _params(request: Mapping[str, Any], llm: LLM) -> SamplingParams:
     """Return parameters of a request. Stop strings are the frontend's: it has the text."""
     sampling, stop = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
-    found: dict[str, Any] = {**llm.sampling_defaults, "detokenize": False}
+    found: dict[str, Any] = {**llm.conversation_defaults, "detokenize": False}
     found |= {name: sampling[name] for name in _SAMPLING if sampling.get(name) is not None}
     found["max_tokens"] = stop.get("max_tokens")
     found |= {name: stop[name] for name in ("min_tokens", "ignore_eos") if stop.get(name)}

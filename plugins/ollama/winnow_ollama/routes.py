@@ -77,7 +77,7 @@ async def _answer(service: Service, request: Request, path: str) -> Response:
     found, chat = openai_body(body, path, service.llm.max_model_len)
     endpoint = Endpoint.CHAT if chat else Endpoint.COMPLETION
     # As Ollama, an answer is as long as it likes.
-    asked = read_body(endpoint, found, {"max_tokens": None, **service.llm.sampling_defaults}, served=True)
+    asked = read_body(endpoint, found, {"max_tokens": None, **service.llm.conversation_defaults}, served=True)
     writer = LineWriter(model, path == CHAT)
 
     async def lines(stream: RequestStream, chunks: ChunkStream) -> AsyncIterator[list[Record]]:

@@ -110,7 +110,7 @@ class _Stage:
 
     async def _answer(self, raw: RawLine) -> Row:
         """Return the record of a line. Raises ApiError: the engine failed, and answers no line any more."""
-        job = parse_line(raw, self._llm.sampling_defaults, accounts=True)
+        job = parse_line(raw, self._llm.conversation_defaults, accounts=True)
         if isinstance(job, BadLine):
             return failed_line(job, job.error)[0]
         name = request_id(job)

@@ -200,7 +200,9 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
         forecast = Forecast(sys.stderr if plan.progress != "off" else None)
         if plan.progress != "off":
             print(engine.memory_line(llm), file=sys.stderr)
-        note = engine.sampling_note(llm, plan.defaults)
+        # What is typed comes before what the model's makers recommend.
+        defaults = {**llm.conversation_defaults, **plan.defaults}
+        note = engine.sampling_note(llm, plan.defaults, SamplingParams.from_mapping(defaults))
         if note is not None and _leaves_sampling_out(plan.prompts.path):
             print(note, file=sys.stderr)
         stack.enter_context(_resumable(plan.output))
@@ -219,8 +221,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
         sorts = config.scheduler.scheduling_policy == "prefix"
         driver = Driver(
             llm,
-            # What is typed comes before what the model's makers recommend.
-            {**llm.sampling_defaults, **plan.defaults},
+            defaults,
             writer,
             tally,
             model=served_name(config.model.model),
@@ -264,17 +265,17 @@ def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None
 
 
 def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, Any]) -> Fingerprint:
-    """Return what must not change between the starts of a run: every option with its value, typed or not."""
+    """Return what must not change between the starts of a run: every option of the engine with its value, typed or not,
+    and sampling parameters as typed: what is left out is the model's, whose files count."""
     config = EngineConfig.from_options(options)
     settings = config.settings()
     # Where the model lies does not matter, what it is does; and a default that is typed out changes nothing.
     del settings["model"]
-    # Parameters that lines alone can set are in the input.
     sampling = json_value(SamplingParams.from_mapping(defaults))
-    flagged = {name: value for name, value in sampling.items() if name not in (*engine.UNFLAGGED, "class")}
-    assert not flagged.keys() & settings.keys(), "one would hide the other"
+    typed = {"temperature": None} | {name: sampling[name] for name in defaults}
+    assert not typed.keys() & settings.keys(), "one would hide the other"
     model = config.model
-    found = fingerprint(prompts.sha256, locate_model(model), settings | flagged, locate_adapter(model))
+    found = fingerprint(prompts.sha256, locate_model(model), settings | typed, locate_adapter(model))
     return found | {INPUT_BYTES: prompts.num_bytes}
 
 

@@ -68,8 +68,9 @@ def _is_harmless(settings: Fingerprint, name: str) -> bool:
         return True
     if effect is Effect.ALWAYS or _depends_on_others(settings.get("eviction")):
         return False
-    # Work without a temperature of its own is greedy.
-    return effect is Effect.MEMORY or settings.get("temperature", 0.0) < GREEDY_TEMPERATURE
+    # Work without a temperature of its own is greedy; None: the model's.
+    temperature = settings.get("temperature", 0.0)
+    return effect is Effect.MEMORY or (temperature is not None and temperature < GREEDY_TEMPERATURE)
 
 
 def _depends_on_others(eviction: Any) -> bool:

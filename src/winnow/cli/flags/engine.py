@@ -243,10 +243,9 @@ def conversation_params(llm: "LLM", defaults: Mapping[str, Any], typed: Mapping[
 
     `defaults` are the command's own, below the model's and what is typed.
     """
-    taken = llm.conversation_defaults
-    params = SamplingParams.from_mapping({**defaults, **taken, **typed})
-    if taken.keys() != llm.sampling_defaults.keys() and "temperature" not in typed:
-        print(f"winnow: the model recommends no sampling: {_sampled(params)}", file=sys.stderr)
+    params = SamplingParams.from_mapping({**defaults, **llm.conversation_defaults, **typed})
+    if note := sampling_note(llm, typed, params):
+        print(note, file=sys.stderr)
     return params
 
 
@@ -270,12 +269,11 @@ def served_sampling(llm: "LLM") -> str:
     return f"winnow: sampling where requests do not say: {shown}, {why}"
 
 
-def sampling_note(llm: "LLM", typed: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """Return a line that says how tokens are sampled; None: the model's makers, the user or the command say."""
-    if "temperature" in llm.sampling_defaults or "temperature" in typed:
+def sampling_note(llm: "LLM", typed: Mapping[str, Any], params: SamplingParams) -> str | None:
+    """Return a line that says how tokens are sampled; None: the model's makers or the user say."""
+    if llm.conversation_defaults.keys() == llm.sampling_defaults.keys() or "temperature" in typed:
         return None
-    params = SamplingParams.from_mapping({**llm.sampling_defaults, **typed})
-    return f"winnow: the model recommends no temperature: sampling at {_sampled(params)}"
+    return f"winnow: the model recommends no sampling: {_sampled(params)}"
 
 
 def silence_transformers() -> None:
