@@ -123,19 +123,13 @@ class Options(AskedTask, RealModelOptions):
         False, "time padded batches that divide the requests, each begun when the last has ended"
     )
     compressions: tuple[float, ...] = flag((), f"(default: {_COMPRESSIONS} without --kv-budgets)", least=1)
-    kv_budgets: tuple[int, ...] = flag(
-        (), "KVs kept in each row on average, in place of compressions", least=1
-    )
+    kv_budgets: tuple[int, ...] = flag((), "KVs kept in a row on average, in place of compressions", least=1)
     methods: tuple[str, ...] = flag(_USUAL, "full is always among them")
     kinds: tuple[str, ...] = flag((), "categories of the task (default: six of RULER's, all of others)")
     prompts: int = flag(40, "of each kind", least=_BLOCK)
     new_tokens: int = flag(500, "of timed answers", least=2)
     requests: int = flag(48, "timed together; as many as memory holds must be there", least=1)
-    kv_seqs: int = flag(
-        2,
-        "whole sequences of the longest context that the KV memory of timed runs holds, of all contexts",
-        least=1,
-    )
+    kv_seqs: int = flag(2, "whole sequences of the longest context that memory of timed runs holds", least=1)
     rounds: int = flag(3, "of timed runs, in turn", least=1)
     dtype: str = flag("bfloat16", "of weights and KVs", choices=DTYPES[1:])
     seed: int = flag(72, "of the prompts; policies were chosen on others")
