@@ -89,7 +89,7 @@ def refused_values(words: Sequence[str]) -> Iterator[str]:
                 for name in read_codecs(value):
                     EngineConfig.from_options(Codec(name).options)
             elif flag == "--extras":
-                for extra in value.split(","):
+                for extra in filter(None, value.split(",")):
                     ValueTier.parse(f"host:L=1,N=32,{extra}", "--extras")
         except WinnowError as error:
             yield str(error)

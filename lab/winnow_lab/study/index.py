@@ -120,6 +120,7 @@ papers kcache: KCache: values that weigh most from the host
     kcache.md#kcache_demo: demo model: one layer with all values is needed, two suffice
     kcache.md#kcache_throughput: throughput: on a CPU it pays at batch 1 and 4,096 tokens alone
     kcache.md#kcache_lengths: lengths: prompts of these tasks have 136 to 1,753 tokens
+    kcache.md#kcache_bbh: BBH by subject: SmolLM2 18.5 % of 54, 7.4 with N = 128 and one layer whole
     kcache.md#kcache_turns: questions in turn: later ones keep their answers; eviction by the first loses them
 papers plan: What the texts print for their machines beside a fitted planner
 memory.block_sizes: Blocks by size: waste, speed and accuracy
