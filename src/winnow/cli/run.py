@@ -265,8 +265,8 @@ def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None
 
 
 def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, Any]) -> Fingerprint:
-    """Return what must not change between the starts of a run: every option of the engine with its value, typed or not,
-    and sampling parameters as typed: what is left out is the model's, whose files count."""
+    """Return the options that a resumed run must share with the one it resumes: all of the engine's, and the sampling
+    parameters that were typed. The model sets the others, and its files are compared too."""
     config = EngineConfig.from_options(options)
     settings = config.settings()
     # Where the model lies does not matter, what it is does; and a default that is typed out changes nothing.

@@ -47,7 +47,7 @@ class NewRequest:
         deltas: each output holds the text, tokens and logprobs that are new since the one before it, so that a long
             answer is not copied whole at every token.
         expected: tokens of an answer that this one is compared with: proposed as drafts are, as long as they are right.
-        answered: tokens at the prompt's end that are the answer's first: penalties, forms and draws go on behind them.
+        answered: tokens at the prompt's end that are the answer's first: penalties, forms and draws continue there.
         cut_to_memory: a `max_tokens` above what the KV memory holds is cut, not refused.
         session: the conversation that it is a turn of; None: prefixes alone are found.
         documents: tokens of the prompt that are units of their own, which may stand elsewhere in others: half-open, in
