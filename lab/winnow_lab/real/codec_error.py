@@ -11,7 +11,8 @@ logits: standard deviation over keys of the error of q . k, in nats, what all ke
 output by keys, by values: error of a head's output over its norm, where only the keys or only the values were rounded.
 
 A codec named "centred" rounds keys less their mean over tokens in each head, which no format of Winnow's does: q . c is
-the same for all keys of a query, so what attends need not add c again.
+the same for all keys of a query, so what attends need not add c again. One named "by channel" rounds keys as KIVI (Liu
+et al. 2024) does: 16 keys share a least value and a step in each channel, so that none could be evicted alone.
 
 Of keys, the page says how much of their squared norm is the mean over tokens of a head, and how far the largest channel
 stands out: a constant part costs range, and is no information.
@@ -42,21 +43,14 @@ from winnow_lab.report.tables import TextTable
 from winnow_lab.study import RealModelOptions, Result, flag, run_study
 
 CODECS = (
-    *(
-        "bfloat16",
-        "fp8_e4m3",
-        "int8",
-        "int4",
-        "int4 rotate=none",
-        "int4 rotate=kv",
-        "int4 group=16",
-        "int4 group=64",
-    ),
-    *("int4-outlier", "int3", "int2", "int2 rotate=none", "int4 centred", "int2 centred"),
+    *("bfloat16", "fp8_e4m3", "int8", "int4", "int4 rotate=none", "int4 rotate=kv", "int4 group=16"),
+    *("int4 group=64", "int4-outlier", "int3", "int2", "int2 rotate=none", "int4 centred", "int2 centred"),
+    *("int4 by channel", "int2 by channel"),
 )
 QUERIES = 32
 """The last queries, whose attention is computed anew."""
 _CENTRED = " centred"
+_BY_CHANNEL = " by channel"
 _NAME = "winnow-codec-error"
 Errors = dict[str, dict[str, float]]
 
@@ -106,6 +100,9 @@ class Recorder:
             centre = k.mean(-2, keepdim=True) if name.endswith(_CENTRED) else torch.zeros(())
             near_k, near_v = _round_trip(codec, k - centre, v)
             near_k = near_k + centre
+            if name.endswith(_BY_CHANNEL):
+                blocks = codec_of(name.replace(_BY_CHANNEL, " group=16"))
+                near_k = _round_trip(blocks, k, k.mT)[1].mT
             near_logits, near_weights = _attention(q, near_k, scale)
             error = near_logits - logits  # not a number where a query does not look
             centred = (error - error.nanmean(-1, keepdim=True)).square().nanmean(-1)
@@ -194,7 +191,7 @@ def study(options: Options) -> Result:
 
 
 def codec_of(name: str) -> PairCodec:
-    options = Codec(name.removesuffix(_CENTRED)).options  # what would lie wider is rounded, too
+    options = Codec(name.removesuffix(_CENTRED).removesuffix(_BY_CHANNEL)).options  # what would lie wider is rounded, too
     kind = KVDtype.parse(options.pop("kv_cache_dtype"))
     return make_codec(kind, options.get("kv_group"), options.get("kv_rotate", "auto"))
 
