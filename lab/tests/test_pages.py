@@ -25,6 +25,7 @@ def test_what_is_written_beside_a_part_counts_too(tmp_path: Path) -> None:
     assert (first.name, second.name, alone.name) == ("page", "page_two", "alone")
     assert commits_of(first) == ["08f1da24", "61a026fd"]
     assert list(notes(first)) == ["keeps no numbers beside it"]
+    assert list(notes(first._replace(text=first.text + "[numbers](alone.json)"))) == []
     assert commits_of(second) == ["2f6f5ae8", "51db36d2"]
     assert list(problems(second)) == list(problems(alone)) == ["no such command: winnow eval nothing"]
     assert list(notes(second)) == []
