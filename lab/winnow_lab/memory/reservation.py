@@ -18,7 +18,7 @@ what running ones will soon take is kept for them.
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -171,26 +171,20 @@ def measure(model: Path, workload: Workload, mode: str, arguments: Options) -> W
             running += stats.num_running
             if stats.num_waiting:
                 unused, waiting_steps = unused + pool - stats.kv_bytes_held, waiting_steps + 1
-    return Waste(
-        1 - end_filled / end_held,
-        1 - filled / max(held, 1),
-        unused / max(waiting_steps * pool, 1),
-        running / steps,
-        steps,
-    )
+    external = unused / max(waiting_steps * pool, 1)
+    return Waste(1 - end_filled / end_held, 1 - filled / max(held, 1), external, running / steps, steps)
 
 
-def ends(workloads: Sequence[Workload]) -> TextTable:
+def ends(shown: Mapping[str, Mapping[str, float]]) -> TextTable:
     """What is held and empty by allocator, a column for each trace."""
-    shown = [dict(allocators(workload)) for workload in workloads]
-    columns = tuple(f"{each.name}, {len(each.sizes):,} requests" for each in workloads)
-    rows = tuple((name, tuple(f"{each[name]:.2%}" for each in shown)) for name in shown[0])
+    columns, found = tuple(shown), [*shown.values()]
+    rows = tuple((name, tuple(f"{each[name]:.2%}" for each in found)) for name in found[0])
     return TextTable("Held and empty at the ends of all requests of a trace", "allocator", columns, rows)
 
 
 def study(options: Options) -> Result:
     workloads = [of_trace(path, options.max_len) for path in options.trace] or WORKLOADS
-    lines = []
+    lines, rows = [], []
     with tempfile.TemporaryDirectory() as directory:
         model = tiny_llama(Path(directory), max(each.max_len for each in workloads) // options.scale)
         for workload in workloads:
@@ -200,13 +194,20 @@ def study(options: Options) -> Result:
                 named = f"{workload.name} | {workload.mean_len} | {workload.max_len} | {paper}"
                 parts = f"{waste.at_end:.1%} | {waste.internal:.1%} | {waste.external:.1%}"
                 first = named if mode == "max" else " | | | "
+                rows.append({"workload": workload.name, "reservation": mode, **vars(waste)})
                 lines.append(f"{first} | {mode} | {parts} | {waste.running:.1f} | {waste.steps}")
     head = (
         "workload | mean | longest | paper | reservation | at the end | internal | external | running | steps"
     )
     title = f"KV memory that is held and empty; lengths divided by {options.scale}"
     table = TextTable.read(title, head, lines, words=(3,))
-    return Result("What reserving blocks wastes", [*([ends(workloads)] if options.trace else []), table])
+    traces = {
+        f"{each.name}, {len(each.sizes):,} requests": dict(allocators(each))
+        for each in workloads
+        if each.sizes
+    }
+    shown = [ends(traces), table] if traces else [table]
+    return Result("What reserving blocks wastes", shown, numbers={"rows": rows, "at_ends": traces})
 
 
 def tiny_llama(path: Path, positions: int = 1024) -> Path:

@@ -42,7 +42,7 @@ def seconds_without(llm: LLM, prompt: Sequence[int], tokens: int) -> tuple[list[
 
 
 def measure(options: Options) -> Result:
-    rows = []
+    rows, numbers = [], []
     sizes: dict[str, Any] = {"kv_memory": "1GiB", "dtype": "float32", "threads": options.threads}
     with LLM(options.model, enable_prefix_caching=False, **sizes) as llm:
         prompt = range(100, 100 + options.prompt)
@@ -50,9 +50,11 @@ def measure(options: Options) -> Result:
         for tokens in options.tokens:
             (kept, fast), (anew, slow) = (way(llm, prompt, tokens) for way in (seconds_with, seconds_without))
             same = sum(a == b for a, b in zip(kept, anew, strict=True)) / tokens
+            numbers.append({"tokens": tokens, "with": fast, "without": slow, "same": same})
             rows.append((f"{tokens:,}", (f"{fast:.2f}", f"{slow:.2f}", f"{slow / fast:.1f}x", f"{same:.0%}")))
     columns = ("with a cache, s", "without, s", "times", "same tokens")
-    return Result("What the KV cache saves", [TextTable("Seconds", "new tokens", columns, tuple(rows))])
+    table = TextTable("Seconds", "new tokens", columns, tuple(rows))
+    return Result("What the KV cache saves", [table], numbers={"rows": numbers})
 
 
 if __name__ == "__main__":
