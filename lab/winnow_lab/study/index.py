@@ -70,7 +70,7 @@ real: How much of a real model's accuracy does each policy keep?
     real.md#real_documents: documents: 4x keeps 0.89 of a document's 20 answers, keys alone 0.21
     keys.md: keys before rotation: 0.86 at 8x, 0.66 at 16x, at no cost
     keys.md#keys_documents: documents: keys keep 1.00 at 4x, 0.87 at 8x, 0.60 at 16x
-    keys.md#keys_fitted: a learned predictor keeps 0.74 at 8x, keys 0.88
+    keys.md#keys_fitted: five needles: keys keep 0.86 at 8x and 0.68 at 16x; a learned predictor, since gone, kept 0.74 and 0.33
     keys.md#keys_seen: question seen: keys 0.80 and the window 0.77 at 8x
     real_fit.md: fitted KVs keep 0.93 at 8x and 0.49 at 32x; `kvzip` 0.87, 0.34
     real_fit.md#fit_documents: documents: fitted KVs keep 0.79 at 16x where `kvzip` keeps 0.47
