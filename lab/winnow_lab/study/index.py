@@ -141,7 +141,7 @@ python examples/allocators.py: What do allocators leave empty that hold KVs?
 python examples/beam_search.py: What do beams hold?
     reservation.md#beams: four beams of 2,048 tokens and 32 of their own hold 1.03 times one, unshared 4.00
 memory.without_cache: What does the KV cache save at all?
-    without_cache.md: 3.1 times at 128 tokens, 9.6 at 512
+    without_cache.md: 14 times at 128 tokens, 38 at 512
 # machines
 winnow bench kernel: Kernels of attention beside the machine's limits
     attention_kernels_bf16.json: decode attention at 60 % of the read limit and more
