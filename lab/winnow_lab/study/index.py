@@ -102,7 +102,7 @@ papers.headline: Answers and speed by policy and compression, on the same prompt
     headline_batch_max.md: summaries: Batch-Max 2.2 times, 0.23 of 0.26; ED 2.8 times, 0.04
     headline_batch_max.md#batch_max_static: static batches that divide the requests: 4, with ED 4, with Batch-Max 8
     headline.md#headline_rounds: three rounds in turn: `kv-compress` at 1x 4 % slower, at 8x 1.66 times as fast
-    headline.md#headline_rates: 6,000 tokens, 48 requests: `kv-compress` at 4x to 64x 1.27 to 1.47 times, P&D by keys at 8x 2.36, as many right
+    headline.md#headline_rates: 6,000 tokens, 48 requests: `kv-compress` at 2x to 64x 1.19 to 1.47 times, P&D by keys at 8x 2.36, as many right
     headline.md#headline_rates_gemma: Gemma-3-270M, 6,000 tokens: `kv-compress` 8x 1.42 times
     headline.md#headline_mixed: lengths mixed: `kv-compress` 8x 2.65 times, more than with one length
     headline.md#headline_64x: 64x keeps 2 of 62 %; rounds after each step change nothing
