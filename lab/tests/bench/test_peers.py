@@ -384,7 +384,9 @@ def test_own_bits_of_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [theirs[key] for key in ("one", "16")] == pytest.approx([100, 1600]), (
         "tokens after the first, of all sequences"
     )
-    assert all(row[key] > 0 for row in (ours, theirs) for key in ("start", "prompt", "resident", "not mapped"))
+    assert all(
+        row[key] > 0 for row in (ours, theirs) for key in ("start", "prompt", "resident", "not mapped")
+    )
 
 
 def test_a_server_runs_while_it_is_needed(bench: Any) -> None:

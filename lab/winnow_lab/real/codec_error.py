@@ -191,7 +191,7 @@ def study(options: Options) -> Result:
 
 
 def codec_of(name: str) -> PairCodec:
-    options = Codec(name.removesuffix(_CENTRED).removesuffix(_BY_CHANNEL)).options  # what would lie wider is rounded, too
+    options = Codec(name.removesuffix(_CENTRED).removesuffix(_BY_CHANNEL)).options  # all is rounded
     kind = KVDtype.parse(options.pop("kv_cache_dtype"))
     return make_codec(kind, options.get("kv_group"), options.get("kv_rotate", "auto"))
 

@@ -70,7 +70,7 @@ real: How much of a real model's accuracy does each policy keep?
     real.md#real_documents: documents: 4x keeps 0.89 of a document's 20 answers, keys alone 0.21
     keys.md: keys before rotation: 0.86 at 8x, 0.66 at 16x, at no cost
     keys.md#keys_documents: documents: keys keep 1.00 at 4x, 0.87 at 8x, 0.60 at 16x
-    keys.md#keys_fitted: five needles: keys keep 0.86 at 8x and 0.68 at 16x; a learned predictor, since gone, kept 0.74 and 0.33
+    keys.md#keys_fitted: five needles: keys keep 0.86 at 8x; a learned predictor, since gone, kept 0.74
     keys.md#keys_seen: question seen: keys 0.80 and the window 0.77 at 8x
     real_fit.md: fitted KVs keep 0.93 at 8x and 0.49 at 32x; `kvzip` 0.87, 0.34
     real_fit.md#fit_documents: documents: fitted KVs keep 0.79 at 16x where `kvzip` keeps 0.47
@@ -102,7 +102,7 @@ papers.headline: Answers and speed by policy and compression, on the same prompt
     headline_batch_max.md: summaries: Batch-Max 2.2 times, 0.23 of 0.26; ED 2.8 times, 0.04
     headline_batch_max.md#batch_max_static: static batches that divide the requests: 4, with ED 4, with Batch-Max 8
     headline.md#headline_rounds: three rounds in turn: `kv-compress` at 1x 4 % slower, at 8x 1.66 times as fast
-    headline.md#headline_rates: 6,000 tokens, 48 requests: `kv-compress` at 2x to 64x 1.19 to 1.47 times, P&D by keys at 8x 2.36, as many right
+    headline.md#headline_rates: 6,000 tokens: `kv-compress` 2x to 64x 1.19 to 1.47 times, P&D by keys 2.36
     headline.md#headline_rates_gemma: Gemma-3-270M, 6,000 tokens: `kv-compress` 8x 1.42 times
     headline.md#headline_mixed: lengths mixed: `kv-compress` 8x 2.65 times, more than with one length
     headline.md#headline_64x: 64x keeps 2 of 62 %; rounds after each step change nothing
