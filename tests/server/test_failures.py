@@ -221,8 +221,7 @@ def test_nothing_leaks_when_many_come_and_go(llm: LLM) -> None:
             thread.join()
         eventually(lambda: llm.stats().num_running == 0, "a request is stuck")
         assert server.client.get("/load").json()["server_load"] == 0
-        after = llm.stats()
-        assert after.kv_bytes_used <= before.kv_bytes_used
+        eventually(lambda: llm.stats().kv_bytes_used <= before.kv_bytes_used, "blocks are not given back")
         llm.check_integrity()
 
 
