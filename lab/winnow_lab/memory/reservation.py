@@ -196,9 +196,7 @@ def study(options: Options) -> Result:
                 first = named if mode == "max" else " | | | "
                 rows.append({"workload": workload.name, "reservation": mode, **vars(waste)})
                 lines.append(f"{first} | {mode} | {parts} | {waste.running:.1f} | {waste.steps}")
-    head = (
-        "workload | mean | longest | paper | reservation | at the end | internal | external | running | steps"
-    )
+    head = "workload|mean|longest|paper|reservation|at the end|internal|external|running|steps"
     title = f"KV memory that is held and empty; lengths divided by {options.scale}"
     table = TextTable.read(title, head, lines, words=(3,))
     traces = {
